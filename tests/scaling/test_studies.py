@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import nbgpu
+from nbgpu.client.cluster.lifecycle import Lifecycle
 from nbgpu.ui import presenter
 from nbgpu.ui.study import view as study_view
 from nbgpu.ui.study.chart import chart
@@ -248,3 +249,19 @@ def test_the_command_refuses_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ranks = 0" in done.stderr
     assert not (tmp_path / "nbgpu_runs").exists()
+
+
+def test_a_study_ends_although_its_cluster_cannot_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise nbgpu.ClusterError("no engine came")
+
+    def stop(_: Lifecycle) -> None:
+        raise PermissionError(13, "Permission denied", "cluster.json")
+
+    monkeypatch.setattr(Lifecycle, "start", start)
+    monkeypatch.setattr(Lifecycle, "stop", stop)
+    study = nbgpu.study("autoencoder", lr=[0.1, 0.2], ranks=1, repeats=1, studies_dir=str(tmp_path), **SMALL)
+    study.wait(timeout_s=60)
+    assert [repeat.why_failed for repeat in study.measured()] == ["ClusterError: no engine came"] * 2

@@ -48,8 +48,8 @@ class DistributedCell:
         ranks: the ranks that run it; None for all.
         timeout_s: the time after which the ranks are interrupted; None for no limit.
         full: whether tracebacks show the frames of libraries, too.
-        is_awaited: whether a coroutine (`show`) shows the cell, while its event loop goes on.
-        number: the number of the notebook's cell; None for the one that is running.
+        is_awaited: whether the cell is shown by the coroutine `show`, so that replies come on its event loop.
+        number: the number of the notebook's cell, as in `In [12]`; None for the one that is running.
         timeline: whether to show at the end the timeline of every rank.
     """
 
@@ -86,14 +86,15 @@ class DistributedCell:
             raise
         self._number = shown_as
         self._world_size = state.world_size
-        """The number of ranks at the cell's start: the loss of a host may change it."""
+        """The number of ranks when the cell began; the loss of a host may change it meanwhile."""
         self._has_timeline = timeline
         self._watch = RankWatch(state.ranks, self._results)
         self._output = CellOutput(arrivals, self._results, state.config.max_output_lines)
         self._notice = Notice()
-        self._last_words = ""
+        self._final_notice = ""
+        """A text that stays below a cell that was stopped while it hung."""
         self._stop_was_pressed = False
-        self._take_button_away: Callable[[], None] | None = None
+        self._remove_button: Callable[[], None] | None = None
         state.tell_news()
 
     async def show(self) -> None:
@@ -103,57 +104,54 @@ class DistributedCell:
             RankError: the cell raised on one or more ranks; the others were freed, and the group was formed
                 again.
             ClusterError: the cell took longer than the timeout, or a rank did not come back.
-            KeyboardInterrupt: the user interrupted the cell; the ranks were interrupted, too.
+            CellInterrupted: the user interrupted the cell; the ranks were interrupted, too.
         """
         try:
             await self._until_back()
             self._finish()
         finally:
             self._close()
-            if self._has_timeline:
-                self._show_timeline()
+            self._show_timeline()
 
     def give_up(self) -> None:
-        """End a cell that nobody will wait for: interrupt its ranks, restore the group, and close the cell's
-        sockets. Call this in place of `show`."""
+        """End a cell for which `show` will not be called: interrupt its ranks, restore the group, and close
+        the cell's output and sockets."""
         try:
             self._stop()
         finally:
             self._close()
 
     def note_stop(self) -> None:
-        """Make `show` stop the ranks, unless they are back by then."""
+        """Have `show` stop the ranks, unless they are back by then."""
         self._stop_was_pressed = True
 
     async def _until_back(self) -> None:
         """Wait until all ranks are back or gone, and refresh the output ten times a second.
 
-        Answers may arrive on other threads, so they wake the loop through an event.
+        Replies may arrive on other threads, so they wake the event loop through an event.
 
         Raises:
             CellInterrupted: the person stopped the cell; the ranks were stopped first.
         """
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
-        returned = asyncio.Event()
-
-        answered = itertools.count(1)
+        wake_up = asyncio.Event()
+        num_replies = itertools.count(1)
 
         def on_answer(answer: Answer) -> None:
-            # Nothing has to be done for a rank that is back, unless it is the last one, or it failed and the
-            # others must be freed from waiting for it. A rank that is gone never answers, so that with one of
-            # those nobody knows which answer is the last. The ranks are not asked each time whether they are
-            # back: with many ranks, asking each one takes longer than receiving their answers.
-            is_last = next(answered) == len(self._results)
+            # Wake the loop for the last reply, and for a failure, after which the others must be freed. A
+            # rank that is gone never replies, so with one of those every reply may be the last. Replies are
+            # counted, because to check every rank at each reply would take longer than to receive them.
+            is_last = next(num_replies) == len(self._results)
             if is_last or answer.exception() is not None or self._watch.gone:
                 wake_loop()
 
         def wake_loop() -> None:
             if threading.get_ident() == thread:
-                returned.set()
+                wake_up.set()
                 return
-            # The loop is gone if the cell was cancelled before the rank returned.
+            # The loop is closed if the cell was cancelled before the rank returned.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(returned.set)
+                loop.call_soon_threadsafe(wake_up.set)
 
         def stop() -> None:
             self.note_stop()
@@ -164,24 +162,24 @@ class DistributedCell:
         try:
             while self._watch.pending():
                 # Sleep until a rank wakes the loop, or the next refresh is due.
-                due = loop.call_later(_REFRESH_PERIOD_S, returned.set)
+                due = loop.call_later(_REFRESH_PERIOD_S, wake_up.set)
                 try:
-                    await returned.wait()
+                    await wake_up.wait()
                 finally:
                     due.cancel()
-                returned.clear()
+                wake_up.clear()
                 if not self._watch.pending():
                     break  # `_finish` shows the rest, and a Stop comes too late
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt
                 self._refresh()
                 views = presenting.cell_presenter
-                if views and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
-                    self._take_button_away = views.offer_stop(stop)
+                if views and self._remove_button is None and self._ran_s > _OFFER_STOP_AFTER_S:
+                    self._remove_button = views.offer_stop(stop)
         except (KeyboardInterrupt, asyncio.CancelledError):
             aborting.keep_what_comes_now()
             self._stop()
-            # A kernel interrupts a coroutine by cancelling it. To the user that is the same thing.
+            # A kernel interrupts a coroutine by cancelling it, which the user sees as the same interrupt.
             raise self._interrupted() from None
 
     @uninterrupted()
@@ -201,21 +199,21 @@ class DistributedCell:
             self._finish()
         finally:
             self._close()
-            if self._has_timeline:
-                self._show_timeline()
+            self._show_timeline()
 
     def _interrupted(self) -> CellInterrupted:
         """Return the exception of a cell that the person has stopped, which names the ranks that are gone."""
-        # A rank's process may have ended after the rank had come back.
-        is_as_before = self._state.world_size == self._world_size
-        lost = {*self._watch.gone, *(self._state.ranks.gone() if is_as_before else ())}
-        return CellInterrupted(sorted(lost), self._world_size)
+        gone = set(self._watch.gone)
+        # Add ranks whose processes ended after they were back, unless ranks have other numbers now.
+        if self._state.world_size == self._world_size:
+            gone |= self._state.ranks.gone().keys()
+        return CellInterrupted(sorted(gone), self._world_size)
 
     @uninterrupted()
     def values(self) -> dict[int, Any]:
-        """The value of the cell's last expression on each rank, None where it has none. Call this after the
-        cell's end."""
-        # A rank answers a cell with its execution count, under which IPython keeps the value in `Out`.
+        """Return the value of the cell's last expression by rank; None if the cell has none. Call this after
+        the cell's end."""
+        # A rank's reply to a cell is its execution count, under which IPython keeps the value in `Out`.
         last_value = expression("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
             rank: self._state.ranks[rank].apply_async(last_value, result.result())
@@ -229,7 +227,7 @@ class DistributedCell:
 
     @cached_property
     def _hangs(self) -> HangWatch:
-        """The watch for hangs, made only for cells that are not over in a moment."""
+        """The watch for hangs, which is made at the first refresh: a cell that ends before needs none."""
         return HangWatch(
             self._state.stack_sampler(),
             self._results,
@@ -239,8 +237,7 @@ class DistributedCell:
 
     @uninterrupted()
     def _refresh(self) -> None:
-        """Check the ranks' processes and times, and show new output, questions, and notices of ranks that
-        wait.
+        """Check the ranks and the timeout, and show new output, questions, and a notice if ranks hang.
 
         Raises:
             ClusterError: the cell took longer than its timeout, or a rank did not come back.
@@ -248,7 +245,7 @@ class DistributedCell:
         """
         self._watch.check()
         if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
-            return  # the output of a rank that is back can wait for the others, or is shown at the end
+            return  # the output is shown at the next refresh, or at the end
         self._refresh_due_s = now_s + _REFRESH_PERIOD_S
         self._report_reloaded_modules()
         self._output.show_new()
@@ -256,22 +253,20 @@ class DistributedCell:
         self._hangs.check()
         self._notice.show(self._hangs.text)
         self._abandon_stuck_ranks()
-        late = self._watch.pending()
+        late = ", ".join(map(str, self._watch.pending()))
         if late and self._timeout_s is not None and self._ran_s > self._timeout_s:
             self._stop()
-            named = ", ".join(map(str, late))
             raise ClusterError(
-                f"rank(s) {named} did not finish within {self._timeout_s:g} s and were interrupted"
+                f"rank(s) {late} did not finish within {self._timeout_s:g} s and were interrupted"
             )
 
     @uninterrupted()
     def _stop(self) -> None:
-        """Bring back the ranks that are still working, and restore the group."""
-        # The ranks are asked before the interrupt, so that one which does not come back is known to be silent
-        # by then.
+        """Interrupt and free the ranks that are still working, and restore the group."""
+        # Ask for the ranks' states before the interrupt: a rank that gets stuck is then known to be silent.
         self._hangs.ask()
         if self._hangs.text:
-            self._last_words = f"until it was stopped: {self._hangs.text}"
+            self._final_notice = f"until it was stopped: {self._hangs.text}"
         try:
             self._watch.stop()
         except KeyboardInterrupt:
@@ -288,7 +283,7 @@ class DistributedCell:
 
     @uninterrupted()
     def _finish(self) -> None:
-        """Show the last output, restore the group, and raise the failures of the ranks as a RankError."""
+        """Show the last output and restore the group; raise a RankError if ranks failed."""
         self._report_reloaded_modules()
         failed, freed = self._watch.outcome()
         self._output.finish(without=self._watch.gone)
@@ -304,8 +299,8 @@ class DistributedCell:
             raise RankError(failed, self._world_size, self._hint(failed))
 
     def _hint(self, failed: Sequence[RankFailure]) -> str:
-        """Return advice about names that are not defined on the ranks and are in the notebook; empty if there
-        are none."""
+        """Return advice about names that are defined in the notebook but not on the ranks; empty if there are
+        none."""
         shell = get_ipython()
         if shell is None or all(failure.error_type != "NameError" for failure in failed):
             return ""
@@ -316,8 +311,8 @@ class DistributedCell:
         if self._watch.severed or self._watch.gone:
             self._state.history.forget_newest(self._results)
         if self._watch.gone:
-            what_now = "" if self._state.pool.lost() else " Replacing it"
-            _show_line(f"{sentence('; '.join(self._state.ranks.gone().values()))}{what_now}")
+            next_step = "" if self._state.pool.lost() else " Replacing it"
+            _show_line(f"{sentence('; '.join(self._state.ranks.gone().values()))}{next_step}")
         for line in self._runner.recovery.restore_group(self._watch, self._results, failed):
             _show_line(line)
 
@@ -335,9 +330,9 @@ class DistributedCell:
 
     @uninterrupted()
     def _show_timeline(self) -> None:
-        """Show the timeline of the cell; for a cell that failed or was stopped, the part up to that
-        moment."""
-        if self._state.world_size != self._world_size:
+        """Show the timeline of the cell, if it was asked for. A cell that failed or was stopped has one up to
+        that moment, unless the loss of a host has changed the ranks' numbers."""
+        if not self._has_timeline or self._state.world_size != self._world_size:
             return
         try:
             timeline = cell_timeline.collect_timeline(
@@ -350,19 +345,19 @@ class DistributedCell:
         display(timeline)
 
     def _close(self) -> None:
-        """Close the cell's output, questions and watch, and remove its notice and its button."""
+        """Close the cell's output, questions and watch, and remove its notice and its Stop button."""
         self._output.close()
         self._questions.close()
-        self._notice.show(self._last_words)
-        # A cached_property is in `vars` only after its first use; asking it here would make the watch.
+        self._notice.show(self._final_notice)
+        # A cached property is in `vars` once it was used. Reading `self._hangs` would create the watch.
         if "_hangs" in vars(self):
             self._hangs.close()
-        if self._take_button_away is not None:
-            self._take_button_away()
+        if self._remove_button is not None:
+            self._remove_button()
 
 
 def _number() -> int:
-    """The number of the notebook's running cell, as in `In [12]`; 0 where it is not known."""
+    """The number of the notebook's running cell, as in `In [12]`; 0 if it is not known."""
     history = getattr(get_ipython(), "history_manager", None)
     # A cell is in the history from its beginning on; before IPython 8 its number goes up at its end.
     return len(history.input_hist_raw) - 1 if history is not None else 0

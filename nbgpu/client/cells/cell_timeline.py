@@ -1,4 +1,4 @@
-"""The timeline of a `%%distributed` cell, from what its ranks noted."""
+"""The timeline of a `%%distributed` cell, from the records of its ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from nbgpu.performance import cell_steps
 from nbgpu.performance.clocks import ClockComparison, Clocks
 from nbgpu.performance.timeline import Timeline
 from nbgpu.protocol.calls import Call
-from nbgpu.text.ranks import named_ranges
+from nbgpu.text.ranks import count_of_ranks, named_ranges
 
 _PATIENCE_S = 20.0
-"""A rank whose cell has ended answers at once, unless its device is still working."""
+"""How long a rank may take to answer after its cell has ended, because its device may still be working."""
 
 
 def collect_timeline(
     state: ClusterState, ranks: Sequence[int], stuck: Sequence[int], number: int
 ) -> Timeline:
-    """Collect the notes that the ranks took in their last cell, and make a timeline of them.
+    """Collect what the ranks recorded in their last cell, and make a timeline of it.
 
     Args:
         state: the state of the cluster, whose ranks are back from the cell.
@@ -31,50 +31,48 @@ def collect_timeline(
         number: the number of the cell.
 
     Raises:
-        ClusterError: a rank does not answer, or none has noted anything.
+        ClusterError: a rank does not answer, or none has recorded anything.
     """
     answers = _call(state, Call.TAKE_CELL_TIMELINE, [rank for rank in ranks if rank not in stuck])
-    notes: dict[int, dict[str, Any]] = {
+    records: dict[int, dict[str, Any]] = {
         rank: answer for rank, answer in answers.items() if answer is not None
     }
-    if not notes:
+    if not records:
         raise ClusterError("no rank has noted anything")
-    several = f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
-    title = ", ".join(filter(None, [f"%%distributed on {several}", state.config.simulated]))
-    clocks = _clocks(state, notes)
-    steps = {number: cell_steps.cell_as_steps(number, notes, clocks)}
-    lacking = sorted(set(ranks) - set(notes))
-    return Timeline(title, steps, clocks, unit="cell", notes=_describe_gaps(notes, lacking))
+    on_ranks = f"%%distributed on {count_of_ranks(len(ranks))}"
+    title = ", ".join(filter(None, [on_ranks, state.config.simulated]))
+    clocks = _clocks(state, records)
+    steps = {number: cell_steps.cell_as_steps(number, records, clocks)}
+    without = sorted(set(ranks) - set(records))
+    return Timeline(title, steps, clocks, unit="cell", notes=_describe_gaps(records, without))
 
 
-def _describe_gaps(notes: dict[int, dict[str, Any]], lacking: Sequence[int]) -> list[str]:
-    """Return sentences about what the timeline does not show."""
+def _describe_gaps(records: dict[int, dict[str, Any]], without: Sequence[int]) -> list[str]:
+    """Return sentences about what the timeline does not show; `without` are the ranks without records."""
     lines = []
-    num_kept, num_all = cell_steps.num_forgotten(notes.values())
+    num_kept, num_all = cell_steps.num_forgotten(records.values())
     if num_kept < num_all:
         lines.append(f"the last {num_kept} of {num_all} collectives are shown")
-    elif any(note["num_marks"] > len(note["marks"]) for note in notes.values()):
+    elif any(record["num_marks"] > len(record["marks"]) for record in records.values()):
         lines.append("only the end of the cell is shown")
-    if num_unseen := max(note["num_unseen"] for note in notes.values()):
+    if num_unseen := max(record["num_unseen"] for record in records.values()):
         lines.append(
             f"{num_unseen} DDP model{'s have' if num_unseen > 1 else ' has'} a hook in C++: the buckets and the "
             "waiting for them are in the backward pass"
         )
-    if lacking:
-        lines.append(f"nothing is known of {named_ranges(lacking)}, which ended or did not come back")
+    if without:
+        lines.append(f"nothing is known of {named_ranges(without)}, which ended or did not come back")
     return lines
 
 
-def _clocks(state: ClusterState, notes: dict[int, dict[str, Any]]) -> Clocks:
+def _clocks(state: ClusterState, records: dict[int, dict[str, Any]]) -> Clocks:
     """Compare the clocks of the ranks, unless all have the same one."""
-    if len({note["clock"] for note in notes.values()}) == 1:
+    if len({record["clock"] for record in records.values()}) == 1:
         return Clocks()
-    # Rank 0's answer has the offset of every rank's clock and the error of that offset, in seconds.
-    offsets = _call(state, Call.COMPARE_CLOCKS, range(state.world_size))[0]
+    # Rank 0's answer has (the offset of the clock, the error of that offset) for every rank, in seconds.
+    offsets_s, errors_s = zip(*_call(state, Call.COMPARE_CLOCKS, range(state.world_size))[0], strict=True)
     now_s = _call(state, Call.MONOTONIC_S, [0])[0]
-    return Clocks(
-        [ClockComparison(now_s, [offset_s for offset_s, _ in offsets], [error_s for _, error_s in offsets])]
-    )
+    return Clocks([ClockComparison(now_s, offsets_s, errors_s)])
 
 
 def _call(state: ClusterState, call: Call, ranks: Sequence[int]) -> dict[int, Any]:

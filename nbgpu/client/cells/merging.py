@@ -11,18 +11,20 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
+from operator import itemgetter
+
+from nbgpu.text.ranks import ranks_by
 
 HOLD_S = 0.25
 """The time for which a line waits for the other ranks."""
 DISPLAY_HOLD_S = 1.0
-"""The time for which displays of a rank that is done wait for the others: ranks that draw at once on a few
-cores end their pictures one after the other. A rank that goes on is shown live."""
+"""The time for which displays of a rank that has ended wait for those of other ranks, which need longer if
+ranks that draw at once share few cores. The displays of a rank that goes on are shown live."""
 _DISPLAY = "display_data"
 
 Item = tuple[str, str]
-"""(kind, text): a line of 'stdout' or 'stderr', or a display as text that differs where two displays
-differ."""
+"""(kind, text): a line of 'stdout' or 'stderr', or a display, whose texts are equal if the displays are."""
 
 
 @dataclass
@@ -41,31 +43,32 @@ class _Queue:
 
     items: list[Item] = field(default_factory=list)
     num_ripe: int = 0
-    """The number of items at the front that have waited long enough."""
+    """The number of ripe items, which are at the front."""
     arrivals: deque[tuple[float, int]] = field(default_factory=deque)
-    """The times at which the other items came, each with their number."""
+    """(the time of arrival in seconds, the number of items) for the items behind the ripe ones."""
     ended: bool = False
     at: int = 0
-    """The number of items that were taken in this turn."""
+    """The number of items that were taken in the present call of `Merger.take`, and the next one's index."""
 
     def ripen(self, came_before_s: float) -> None:
-        """Count the items as ripe that came before a time."""
+        """Make the items ripe that came before this time."""
         while self.arrivals and self.arrivals[0][0] <= came_before_s:
             self.num_ripe += self.arrivals.popleft()[1]
 
     def ripen_displays(self) -> None:
-        """Let displays at the front wait no longer."""
+        """Make displays at the front ripe."""
         if self.num_ripe == 0 and self.head is not None and self.head[0] == _DISPLAY:
             self.num_ripe = self.arrivals.popleft()[1]
 
     @property
     def hold_s(self) -> float:
-        """The time, in seconds, for which an item waits for other ranks to print the same."""
+        """The time in seconds for which an item waits for other ranks to print the same."""
         waits_longer = self.ended and any(kind == _DISPLAY for kind, _ in self.items)
         return DISPLAY_HOLD_S if waits_longer else HOLD_S
 
     @property
     def head(self) -> Item | None:
+        """The next item; None if all are taken."""
         return self.items[self.at] if self.at < len(self.items) else None
 
     @property
@@ -77,16 +80,16 @@ class _Queue:
         return any(kind == _DISPLAY for kind, _ in self.items[: self.num_ripe])
 
     def drop_taken(self) -> None:
-        """Remove the items that were taken in this turn, and count the ripe ones anew."""
+        """Remove the items that were taken, and count the ripe ones anew."""
         del self.items[: self.at]
-        self.num_ripe -= self.at
-        # Items that were taken before they were ripe are the oldest of those.
-        early, self.num_ripe = -min(0, self.num_ripe), max(0, self.num_ripe)
-        while early:
+        # Items that were taken although they were not ripe are the oldest in `arrivals`.
+        num_unripe = max(0, self.at - self.num_ripe)
+        self.num_ripe = max(0, self.num_ripe - self.at)
+        while num_unripe:
             came_s, count = self.arrivals.popleft()
-            if count > early:
-                self.arrivals.appendleft((came_s, count - early))
-            early -= min(early, count)
+            if count > num_unripe:
+                self.arrivals.appendleft((came_s, count - num_unripe))
+            num_unripe -= min(num_unripe, count)
         self.at = 0
 
 
@@ -108,24 +111,23 @@ class Merger:
             queue.arrivals.append((now_s, len(items)))
 
     def end(self, rank: int) -> None:
-        """Note that nothing more will come from this rank, so that the lines of the others need not wait for
-        it."""
+        """Note that this rank has ended, so that the lines of the others no longer wait for it."""
         self._queues[rank].ended = True
 
     def take(self, now_s: float) -> list[Block]:
         """Take the blocks that can be shown now."""
-        talking = {rank: queue for rank, queue in self._queues.items() if queue.items or not queue.ended}
-        if not any(queue.items for queue in talking.values()):
+        queues = {rank: queue for rank, queue in self._queues.items() if queue.items or not queue.ended}
+        if not any(queue.items for queue in queues.values()):
             return []
-        nobody_to_wait_for = len(talking) == 1 or all(queue.ended for queue in talking.values())
-        for queue in talking.values():
-            queue.ripen(math.inf if nobody_to_wait_for else now_s - queue.hold_s)
-        if any(queue.has_ripe_display for queue in talking.values()):
-            # Whichever rank was first, displays that are there are shown in the order of the ranks.
-            for queue in talking.values():
+        is_alone = len(queues) == 1 or all(queue.ended for queue in queues.values())
+        for queue in queues.values():
+            queue.ripen(math.inf if is_alone else now_s - queue.hold_s)
+        if any(queue.has_ripe_display for queue in queues.values()):
+            # Displays that are there appear in the order of the ranks, whichever rank was first.
+            for queue in queues.values():
                 queue.ripen_displays()
-        blocks = list(_blocks(_ready_blocks(talking)))
-        for queue in talking.values():
+        blocks = list(_blocks(_take_ready(queues)))
+        for queue in queues.values():
             queue.drop_taken()
         return blocks
 
@@ -146,17 +148,20 @@ def merged(items_by_rank: Mapping[int, Sequence[Item]]) -> list[Block]:
 
 
 class _Shared:
-    """The items that several ranks have, and for each item the number of ranks that it has not been taken
-    from."""
+    """The items that more than one rank has.
 
-    def __init__(self, to_say: Mapping[int, list[Item]]) -> None:
-        several = _items_of_several_ranks(to_say.values())
+    Attributes:
+        items: these items.
+        num_ranks: for each item the number of ranks from which it is still to be taken.
+    """
+
+    def __init__(self, items_by_rank: Mapping[int, list[Item]]) -> None:
+        self.items = _items_of_several_ranks(items_by_rank.values())
         self._left = {
-            rank: Counter(item for item in items if item in several) if several else Counter[Item]()
-            for rank, items in to_say.items()
+            rank: Counter(item for item in items if item in self.items) if self.items else Counter[Item]()
+            for rank, items in items_by_rank.items()
         }
         self.num_ranks = Counter(item for left in self._left.values() for item in left)
-        self.items = several
 
     def remove(self, rank: int, item: Item) -> None:
         """Note that an item was taken from a rank."""
@@ -165,39 +170,39 @@ class _Shared:
             self.num_ranks[item] -= 1
 
 
-def _ready_blocks(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
+def _take_ready(queues: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
     """Yield (ranks, items) in the order in which they are shown, and advance the queues.
 
     The beginning that all ranks have in common comes first, in one piece. Then the ranks take turns: each
     yields the ripe items that only it has, and an item that several have is yielded once for all of them.
     """
-    same = _num_same([queue.items for queue in talking.values()])
-    if same:
-        yield tuple(talking), next(iter(talking.values())).items[:same]
-        for queue in talking.values():
-            queue.at = same
-    shared = _Shared({rank: queue.items[same:] for rank, queue in talking.items()})
-    went_on = True
-    while went_on:
-        went_on = False
-        for rank, queue in talking.items():
+    num_same = _num_same([queue.items for queue in queues.values()])
+    if num_same:
+        yield tuple(queues), next(iter(queues.values())).items[:num_same]
+        for queue in queues.values():
+            queue.at = num_same
+    shared = _Shared({rank: queue.items[num_same:] for rank, queue in queues.items()})
+    has_advanced = True
+    while has_advanced:
+        has_advanced = False
+        for rank, queue in queues.items():
             start, end = queue.at, _end_of_single_rank_run(queue, shared.items)
             if end > start:
                 queue.at = end
                 yield (rank,), queue.items[start:end]
-                went_on = True
-        if ranks := _next_together(talking, shared):
-            item = talking[ranks[0]].items[talking[ranks[0]].at]
+                has_advanced = True
+        if ranks := _ranks_with_shared_head(queues, shared):
+            item = queues[ranks[0]].items[queues[ranks[0]].at]
             yield tuple(ranks), [item]
             for rank in ranks:
-                talking[rank].at += 1
+                queues[rank].at += 1
                 shared.remove(rank, item)
-            went_on = True
+            has_advanced = True
 
 
 def _num_same(lists: Sequence[list[Item]]) -> int:
-    """Return the number of items in the common beginning of all lists. The end is found by bisection over
-    slices, which Python compares in C."""
+    """Return the length of the common prefix of all lists, by bisection over slices, which Python compares in
+    C."""
     first, *others = lists
     low, high = 0, min(map(len, lists))
     if all(other[:high] == first[:high] for other in others):
@@ -223,7 +228,7 @@ def _items_of_several_ranks(lists: Iterable[list[Item]]) -> set[Item]:
 
 
 def _end_of_single_rank_run(queue: _Queue, shared: set[Item]) -> int:
-    """Return the index behind the ripe items at the front that no other rank has."""
+    """Return the end of the next ripe items that no other rank has, as an index of `queue.items`."""
     if not shared:
         return max(queue.at, queue.num_ripe)
     at = queue.at
@@ -232,40 +237,32 @@ def _end_of_single_rank_run(queue: _Queue, shared: set[Item]) -> int:
     return at
 
 
-def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
-    """Return ranks whose next item is the same and can be shown now; empty where it is better to wait."""
-    ranks_by_head: dict[Item, list[int]] = {}
-    for rank, queue in talking.items():
-        if queue.head is not None:
-            ranks_by_head.setdefault(queue.head, []).append(rank)
+def _ranks_with_shared_head(queues: Mapping[int, _Queue], shared: _Shared) -> list[int]:
+    """Return ranks whose next item is the same shared item, if it can be shown now; otherwise an empty
+    list."""
+    ranks_by_head = ranks_by((queue.head, rank) for rank, queue in queues.items() if queue.head is not None)
     crossing: list[int] = []
     for item, ranks in ranks_by_head.items():
         if item not in shared.items:
-            # `_ready_blocks` yields an item of one rank once it is ripe. After that, a shared item may be the
-            # next one for all ranks that have it.
-            continue
-        is_ripe = any(talking[rank].head_is_ripe for rank in ranks)
-        all_are_here = len(ranks) == shared.num_ranks[item]
-        nobody_else_could = all(queue.ended for rank, queue in talking.items() if rank not in ranks)
-        if all_are_here and (is_ripe or nobody_else_could):
+            continue  # `_take_ready` yields it once it is ripe
+        is_ripe = any(queues[rank].head_is_ripe for rank in ranks)
+        is_complete = len(ranks) == shared.num_ranks[item]
+        others_have_ended = all(queue.ended for rank, queue in queues.items() if rank not in ranks)
+        if is_complete and (is_ripe or others_have_ended):
             return ranks
-        if is_ripe and not all_are_here:
+        if is_ripe and not is_complete:
             crossing = crossing or ranks
-    # Two ranks print two lines in opposite order.
+    # If every next item is shared and none is complete, ranks printed the same lines in different orders. One
+    # of the items is then shown for its present ranks alone, so that the output goes on.
     return crossing if all(item in shared.items for item in ranks_by_head) else []
 
 
 def _blocks(runs: Iterable[tuple[tuple[int, ...], Sequence[Item]]]) -> Iterator[Block]:
     """Join consecutive items of the same ranks in the same stream."""
-    open_block: Block | None = None
-    for ranks, items in runs:
-        for kind, run in groupby(items, key=lambda item: item[0]):
-            texts = [text for _, text in run]
-            if open_block is not None and (open_block.ranks, open_block.kind) == (ranks, kind):
-                open_block.texts += texts
-                continue
-            if open_block is not None:
-                yield open_block
-            open_block = Block(ranks, kind, texts)
-    if open_block is not None:
-        yield open_block
+    parts = (
+        (ranks, kind, [text for _, text in part])
+        for ranks, items in runs
+        for kind, part in groupby(items, key=itemgetter(0))
+    )
+    for (ranks, kind), same in groupby(parts, key=itemgetter(0, 1)):
+        yield Block(ranks, kind, list(chain.from_iterable(texts for _, _, texts in same)))

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from IPython.display import publish_display_data, update_display
 
@@ -30,19 +31,15 @@ from nbgpu.text.ranks import named_ranks, rank_ranges
 _UPDATE_PERIOD_S = 0.1
 """The least time between two updates of the output."""
 _QUIET_S = 1.0
-"""After this time in which nothing came after a cell, a line that is not complete is shown, too."""
+"""Late output counts as complete after this time without a message."""
 _OUTPUT_PATIENCE_S = 5.0
 """The longest time without a further message while output of a rank is still missing."""
 _CHARS_PER_LINE = 100
 """A cell may show this many characters for each line of its limit."""
-
-_MAX_SWITCHES = 6
-"""The most switches between stdout and stderr in one update, because each part between two switches is a
-message."""
-
+_MAX_PARTS = 6
+"""An update is written to stdout and stderr in at most so many parts, because each part is a message."""
 _VIEW_AFTER_S = 0.4
 """A cell that runs longer than this gets a live view of its text. A shorter one is shown at its end."""
-
 _FEW_LINES = 10
 """Up to this many lines of a cell that is over are shown as plain text, without a choice of the rank."""
 _TAIL_LINES = 10
@@ -59,15 +56,12 @@ class TextView(Protocol):
 
     def add(self, blocks: Sequence[Block]) -> None:
         """Append lines."""
-        ...
 
     def show_rows(self, rows: Sequence[Block]) -> None:
         """Show these rows below the lines, in place of the previous rows."""
-        ...
 
     def close(self) -> None:
-        """End the view. The lines stay, and the rows go."""
-        ...
+        """End the view. The lines stay, and the rows are removed."""
 
 
 class CellOutput:
@@ -90,6 +84,7 @@ class CellOutput:
         self._ended: set[int] = set()
         """The ranks whose last output was passed to the merger."""
         self._values: dict[int, Item] = {}
+        """The value of the cell's last expression, by rank."""
         self._view: TextView | None = None
         self._shown: list[Block] = []
         self._max_lines = max_lines
@@ -98,17 +93,16 @@ class CellOutput:
         self._transcript: Transcript | None = None
         self._updated_s = 0.0
         self._waiting: list[Block] = []
-        """Text that waits for a view, because the cell may be over in a moment."""
+        """Text for which no view is open yet, because a short cell gets none."""
         self._waiting_since_s = 0.0
-        """The time when the first text began to wait; 0 while none waits."""
+        """When the first of this text came, by the monotonic clock; 0 if there is none."""
         self._has_received_output = False
-        """Whether messages were passed to the merger before; otherwise an empty cell ends without a look at
-        them."""
         self._incomplete: set[int] = set()
         """The ranks whose last output has not come."""
         self._closed = False
 
-    # Made when the first output is looked at: of many ranks they take longer to make than an empty cell.
+    # The screens and the merger are made with the first output. For many ranks that takes longer than a cell
+    # without output.
     @cached_property
     def _screens(self) -> dict[int, dict[str, Screen]]:
         return {rank: {name: Screen() for name in _STREAMS} for rank in self._ranks}
@@ -126,18 +120,18 @@ class CellOutput:
             self._update(now_s, now_s - _VIEW_AFTER_S)
 
     def show_above_question(self, rank: int) -> None:
-        """Show what has arrived, so that a question of this rank appears below it, and later output below the
-        question."""
+        """Show the output so far, so that a question of this rank appears below it, and later output below
+        the question."""
         self._receive([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._queue(rank, self._screen_lines(rank, "finish"))
-        # At a time that lies in the future no item has to wait for other ranks any longer.
+        # With this time in the future, no item waits for other ranks any longer.
         self._show(self._cut_to_limit(self._merger.take(time.monotonic() + DISPLAY_HOLD_S)))
         self._close_view()
 
     def _update(self, now_s: float, view_since_s: float) -> None:
         """Show the lines that are ready, and open a view for text that has been waiting since
         `view_since_s`."""
-        # The ends are read before the messages: once a rank is known to have ended, its last output is there.
+        # The list of ended ranks is made before the messages are read, so their last messages are among them.
         self._receive([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._show(self._cut_to_limit(self._merger.take(now_s)))
         if self._transcript is not None:
@@ -154,7 +148,7 @@ class CellOutput:
         """Show the rest once the ranks are done, ending with the value of the cell's last expression.
 
         Args:
-            without: ranks that will not end the cell, and whose output is not waited for.
+            without: ranks that will not end the cell, so that their output is not waited for.
         """
         self._incomplete = self._arrivals.wait_for_ends(
             [rank for rank in self._ranks if rank not in without], _OUTPUT_PATIENCE_S
@@ -162,7 +156,8 @@ class CellOutput:
         self.close()
 
     def close(self) -> None:
-        """Show what has arrived, and end the output."""
+        """Show the output that has arrived, with the value of the cell's last expression, and end the
+        output."""
         if self._closed:
             return
         self._closed = True
@@ -175,34 +170,35 @@ class CellOutput:
         if self._transcript is None:
             values = self._cut_to_limit(values)
         if self._transcript is not None:
-            blocks += self._closing_note(self._transcript)
             self._transcript.close()
+            blocks += self._closing_note(self._transcript)
         missing = [self._missing_note()] if self._incomplete else []
-        self._show([*blocks, *values, *missing], is_end=True)
+        self._show([*blocks, *values, *missing])
         self._close_view()
 
     # From the messages of the ranks to the merger.
 
     def _receive(self, ended: Collection[int]) -> None:
-        """Pass the messages to the merger, in the order in which each rank sent them."""
+        """Pass new messages to the merger, in the order in which each rank sent them.
+
+        Args:
+            ended: ranks that send no more messages, so that their unfinished lines are complete.
+        """
         self._has_received_output = True
-        # Texts that a rank writes to one stream one after the other are joined, and interpreted at once.
-        parts_by_rank: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
+        sent_by_rank: dict[int, list[tuple[str, str]]] = {rank: [] for rank in self._ranks}
         for rank, message in self._arrivals.take():
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "execute_result":
                 self._values[rank] = _value(content)
-                continue
-            kind, text = (content["name"], content["text"]) if kind == "stream" else _display(rank, message)
-            parts = parts_by_rank[rank]
-            if kind in _STREAMS and parts and parts[-1][0] == kind:
-                parts[-1][1].append(text)
+            elif kind == "stream":
+                sent_by_rank[rank].append((content["name"], content["text"]))
             else:
-                parts.append((kind, [text]))
-        for rank, parts in parts_by_rank.items():
+                sent_by_rank[rank].append(_display(rank, message))
+        for rank, sent in sent_by_rank.items():
             items: list[Item] = []
-            for kind, texts in parts:
-                items += self._items(rank, kind, texts)
+            # Consecutive texts in one stream are joined, so that the screen interprets them at once.
+            for kind, part in groupby(sent, key=lambda item: item[0]):
+                items += self._items(rank, kind, [text for _, text in part])
             items += self._screen_lines(rank, "settle")
             if rank in ended and rank not in self._ended:
                 items += self._screen_lines(rank, "finish")
@@ -211,20 +207,17 @@ class CellOutput:
             self._queue(rank, items)
 
     def _items(self, rank: int, kind: str, texts: list[str]) -> list[Item]:
-        """Return the lines that a rank has completed by writing texts to a stream, or its display."""
+        """Return the lines that are complete after a rank has written texts to a stream, or its displays."""
         if kind in _STREAMS:
-            closed = [
-                (name, line)
-                for name, screen in self._screens[rank].items()
-                if name != kind
-                for line in screen.pass_by()
-            ]
-            return closed + [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
-        # An unfinished line comes before the display that follows it.
-        return [*self._screen_lines(rank, "finish"), (kind, texts[0])]
+            (other,) = {*_STREAMS} - {kind}
+            screens = self._screens[rank]
+            above = [(other, line) for line in screens[other].pass_by()]
+            return above + [(kind, line) for line in screens[kind].write("".join(texts))]
+        # An unfinished line comes before the displays that follow it.
+        return [*self._screen_lines(rank, "finish"), *((kind, text) for text in texts)]
 
     def _screen_lines(self, rank: int, how: str) -> list[Item]:
-        """Return the lines that a rank's screens give up: `how` is the method, settle or finish."""
+        """Return the lines that a rank's screens release by the method `how`: settle or finish."""
         lines_by_name = {name: getattr(screen, how)() for name, screen in self._screens[rank].items()}
         return [(name, line) for name, lines in lines_by_name.items() for line in lines]
 
@@ -238,7 +231,8 @@ class CellOutput:
     # From the merger to the page.
 
     def _rows(self) -> list[Block]:
-        """Return the rows that may still change, below the last lines that went to files."""
+        """Return the rows below the text: the newest line of each rank's file, and rows that may still
+        change, such as progress bars."""
         newest = [] if self._transcript is None else self._transcript.newest()
         rows = {
             rank: [(name, row) for name, screen in screens.items() for row in screen.rows()]
@@ -247,10 +241,10 @@ class CellOutput:
         return newest + merged(rows)
 
     def _cut_to_limit(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return the blocks that still fit into the limit of the cell. Beyond the limit, text goes to
+        """Return the blocks that still fit into the limit of the cell. Text beyond the limit goes to
         files."""
         shown = []
-        went_on_in_files = self._transcript is not None
+        had_files = self._transcript is not None
         for block in blocks:
             if block.kind not in _STREAMS:
                 shown.append(block)
@@ -267,8 +261,8 @@ class CellOutput:
                     self._transcript = Transcript(self._ranks, self._shown)
                     self._transcript.write_block(rest)
                     shown += self._continuation_note(self._transcript)
-        if self._transcript is not None and not went_on_in_files:
-            # What waits in the merger comes after the limit, too.
+        if self._transcript is not None and not had_files:
+            # Items that wait in the merger are beyond the limit, too.
             self._shown = []
             for rank, items in self._merger.drain().items():
                 self._queue(rank, items)
@@ -287,53 +281,49 @@ class CellOutput:
         return num_shown
 
     def _continuation_note(self, transcript: Transcript) -> list[Block]:
-        note = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
-        return [Block((), NOTE, [note]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
+        note = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). "
+        if transcript.problem:
+            return [Block((), NOTE, [f"{note}The rest is lost: {transcript.problem}"])]
+        files = [Block((rank,), FILE, [path]) for rank, path in transcript.paths().items()]
+        return [Block((), NOTE, [f"{note}All of it is in"]), *files]
 
     def _closing_note(self, transcript: Transcript) -> list[Block]:
-        counts = sorted(set(transcript.num_lines.values()))
-        # The slice has the lowest and the highest count, or the only one.
-        note = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
-        return [Block((), NOTE, [note]), *transcript.tail()]
+        counts = transcript.num_lines.values()
+        lowest_and_highest = sorted({min(counts), max(counts)})
+        notes = [f"lines are missing in the files: {transcript.problem}"] if transcript.problem else []
+        notes.append(f"the last of {' to '.join(f'{count:,}' for count in lowest_and_highest)} lines:")
+        return [Block((), NOTE, notes), *transcript.tail()]
 
     def _missing_note(self) -> Block:
         note = f"the last output of {named_ranks(sorted(self._incomplete))} is missing: nothing more has come for {_OUTPUT_PATIENCE_S:.0f} s"
         return Block((), NOTE, [note])
 
-    def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
-        """Show blocks. A display ends the text before it, but the update of a display does not."""
-        changes = [block for block in blocks if block.kind == "update_display_data"]
+    def _show(self, blocks: Sequence[Block]) -> None:
+        """Show blocks. Text is added to the view or, if none is open, waits for one. A display closes the
+        view of the text before it, but the update of a display does not."""
+        updates = [block for block in blocks if block.kind == "update_display_data"]
         added = [block for block in blocks if block.kind != "update_display_data"]
-        parts = [(is_text, list(run)) for is_text, run in groupby(added, lambda b: b.kind != "display_data")]
-        for number, (is_text, run) in enumerate(parts, start=1):
-            if is_text:
-                self._show_text(run, is_over=is_end or number < len(parts))
-            else:
+        for is_display, run in groupby(added, lambda block: block.kind == "display_data"):
+            if is_display:
                 self._close_view()
                 for block in run:
                     _publish(block)
-        for block in changes:
+            elif self._view is not None:
+                self._view.add(list(run))
+            else:
+                self._waiting += run
+        for block in updates:
             _publish(block)
 
-    def _show_text(self, blocks: Sequence[Block], is_over: bool) -> None:
-        """Add text to the view; without one it waits until `_update` opens a view, or the text is over."""
-        if self._view is not None:
-            self._view.add(blocks)
-            return
-        self._waiting += blocks
-        if is_over:
-            self._open_view(live=False)
-
     def _open_view(self, live: bool) -> None:
-        """Open the view of the cell's text, and show in it the text that waited: a `TextView` in which a rank
-        can be chosen, or else the notebook's streams.
+        """Open a view and show in it the text that has waited: a `TextView`, in which the person can choose a
+        rank, or else the notebook's streams.
 
         Args:
             live: whether the cell is still running and more text may come.
         """
         blocks, self._waiting, self._waiting_since_s = self._waiting, [], 0.0
-        # A few lines, or lines that all come from the same ranks, need no choice of a rank and look best as
-        # plain text.
+        # Plain text is best for a few lines, and for lines that all come from the same ranks.
         is_plain = not live and (
             len({block.ranks for block in blocks}) == 1
             or sum(len(block.texts) for block in blocks) <= _FEW_LINES
@@ -346,6 +336,7 @@ class CellOutput:
         self._view.add(blocks)
 
     def _close_view(self) -> None:
+        """Show the text that still waits for a view, and end the view."""
         if self._waiting:
             self._open_view(live=False)
         if self._view is not None:
@@ -354,19 +345,16 @@ class CellOutput:
 
 
 class Streams:
-    """A view that writes to the notebook's own streams, each line with its ranks. Used without a page and for
-    short text."""
+    """A view that writes to the notebook's own streams, each line with its ranks. It is used without a page
+    and for short text."""
 
     def add(self, blocks: Sequence[Block]) -> None:
         """Write the blocks in their order; if they switch often between the streams, stdout before stderr."""
-        turns = [list(run) for _, run in groupby(blocks, _stream_of)]
-        if len(turns) > _MAX_SWITCHES:
-            turns = [
-                list(run) for _, run in groupby(sorted(blocks, key=_stream_of, reverse=True), _stream_of)
-            ]
-        for turn in turns:
-            stream = getattr(sys, _stream_of(turn[0]))
-            stream.write("".join(_as_stream(block) for block in turn))
+        if len(list(groupby(blocks, _stream_of))) > _MAX_PARTS:
+            blocks = sorted(blocks, key=_stream_of, reverse=True)
+        for name, part in groupby(blocks, _stream_of):
+            stream = getattr(sys, name)
+            stream.write("".join(_as_stream(block) for block in part))
             stream.flush()
 
     def show_rows(self, rows: Sequence[Block]) -> None:
@@ -388,7 +376,7 @@ def _as_stream(block: Block) -> str:
 
 
 def _label(ranks: Sequence[int]) -> str:
-    """'[0]' in the rank's colour, or '[0-3]'."""
+    """Return the label of a line: '[0]' in the rank's colour, or '[0-3]'."""
     color = ""
     if len(ranks) == 1:
         red, green, blue = bytes.fromhex(rank_color(ranks[0])[1:])
@@ -396,21 +384,21 @@ def _label(ranks: Sequence[int]) -> str:
     return f"\x1b[1{color}m[{rank_ranges(ranks)}]\x1b[0m"
 
 
-# Displays become items that can be compared.
+# Displays become items, whose texts are equal if the displays are.
 
 
 def _display(rank: int, message: Message) -> tuple[str, str]:
     """Return a display as an item: its message type, and its content as text that merging can compare."""
     content = message["content"]
     display_id = content.get("transient", {}).get("display_id")
-    # Each rank numbers its displays on its own.
-    own_id = None if display_id is None else f"nbgpu-rank{rank}-{display_id}"
-    return message["header"]["msg_type"], _as_json(content, own_id)
+    # Displays of different ranks may have the same id, so the rank becomes part of it.
+    unique_id = None if display_id is None else f"nbgpu-rank{rank}-{display_id}"
+    return message["header"]["msg_type"], _as_json(content, unique_id)
 
 
 def _value(content: Message) -> Item:
-    """Return the value of a cell's last expression as an item: a line if it is plain text only, else a
-    display."""
+    """Return the value of a cell's last expression as an item: a text if the value has no other MIME type,
+    else a display."""
     if set(content["data"]) <= {"text/plain"}:
         return "stdout", content["data"].get("text/plain", "")
     return "display_data", _as_json(content, None)
@@ -421,8 +409,7 @@ def _as_json(content: Message, display_id: str | None) -> str:
 
 
 def _as_lines(blocks: Iterable[Block]) -> list[Block]:
-    """Split the texts of stdout and stderr into lines, because views and limits count lines. Displays stay
-    whole."""
+    """Split the texts of stdout and stderr into lines, which views and limits expect; keep displays whole."""
     return [
         Block(block.ranks, block.kind, [line for text in block.texts for line in text.splitlines()])
         if block.kind in _STREAMS
@@ -432,7 +419,7 @@ def _as_lines(blocks: Iterable[Block]) -> list[Block]:
 
 
 def _publish(block: Block) -> None:
-    """Show what ranks displayed under the label of these ranks."""
+    """Show or update the displays of a block; a new one appears below the label of its ranks."""
     for text in block.texts:
         data, metadata, display_id = json.loads(text)
         if block.kind == "update_display_data":
@@ -447,25 +434,38 @@ def _publish(block: Block) -> None:
 class Transcript:
     """Files that get the lines of a cell that prints more than is shown, one file for each rank.
 
-    They are in the folder of the runs, in a subfolder that only the user can enter.
+    The files are in the folder of the runs, in a subfolder that only the user can enter. If they cannot be
+    written, the cell goes on, and only its last lines are kept.
 
     Args:
-        ranks: the ranks, each with a file of its own.
-        shown: the text of the ranks so far.
+        ranks: the ranks.
+        shown: the text that the cell has shown so far, with which the files begin.
     """
 
-    def __init__(self, ranks: Iterable[int], shown: Iterable[Block]) -> None:
-        """Make the folder and a file for each rank, and write into the files what the cell has shown so
-        far."""
+    def __init__(self, ranks: Sequence[int], shown: Iterable[Block]) -> None:
+        """Make the folder and the files."""
         runs_dir = Path(default_of(TrainConfig, "runs_dir")).absolute()
         self.folder = runs_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-output-{secrets.token_hex(2)}"
-        self.folder.mkdir(parents=True, mode=0o700)
-        self._files = {rank: (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8") for rank in ranks}
-        self.num_lines = dict.fromkeys(self._files, 0)
-        self._tails: dict[int, deque[Item]] = {rank: deque(maxlen=_TAIL_LINES) for rank in self._files}
+        self.problem = ""
+        """Why lines could not be written; empty while all are."""
+        self._files: dict[int, TextIO] = {}
+        with self._noting_problem():
+            self.folder.mkdir(parents=True, mode=0o700)
+            for rank in ranks:
+                self._files[rank] = (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8")
+        self.num_lines = dict.fromkeys(ranks, 0)
+        self._tails: dict[int, deque[Item]] = {rank: deque(maxlen=_TAIL_LINES) for rank in ranks}
         for block in shown:
             for rank in block.ranks:
                 self._append(rank, block.texts)
+
+    @contextmanager
+    def _noting_problem(self) -> Iterator[None]:
+        """Note an error of the files, such as a full disk, in `problem` instead of raising it."""
+        try:
+            yield
+        except OSError as error:
+            self.problem = self.problem or f"{self.folder} cannot be written ({error.strerror})"
 
     def write_block(self, block: Block) -> None:
         for rank in block.ranks:
@@ -478,8 +478,10 @@ class Transcript:
 
     def flush(self) -> None:
         """Flush the files, so that the text can be read."""
-        for file in self._files.values():
-            file.flush()
+        if not self.problem:
+            with self._noting_problem():
+                for file in self._files.values():
+                    file.flush()
 
     def newest(self) -> list[Block]:
         """The last line of each rank."""
@@ -495,20 +497,22 @@ class Transcript:
 
     def close(self) -> None:
         for file in self._files.values():
-            file.close()
+            with self._noting_problem():
+                file.close()
 
     def _append(self, rank: int, texts: Sequence[str]) -> None:
-        if texts:
-            self._files[rank].write("\n".join(texts) + "\n")
-            self.num_lines[rank] += len(texts)
+        self.num_lines[rank] += len(texts)
+        if texts and not self.problem:
+            with self._noting_problem():
+                self._files[rank].write("\n".join(texts) + "\n")
 
 
 class LateOutput:
     """Shows messages that come after the end of their cell, below that cell.
 
-    As in a plain kernel they are shown at once, also while another cell runs. So a thread shows them, which
-    lives as long as messages come. Make the object while the cell runs: ipykernel finds the cell below which
-    it shows an output in the context (contextvars); before version 6.29 that is always the running cell.
+    As in a plain kernel they are shown at once, also while another cell runs. Therefore a thread shows them,
+    which lives as long as messages come. Make the object while the cell runs: ipykernel keeps the cell to
+    which an output belongs in a context variable (before version 6.29 it is always the running cell).
 
     Args:
         max_lines: the number of lines to show, as in `CellOutput`.
@@ -522,20 +526,17 @@ class LateOutput:
         """The messages that have come; None while no thread shows any."""
 
     def show(self, rank: int, ranks: Collection[int], message: Message) -> None:
-        """Show a message that one of the ranks has sent after its cell; start the thread if none shows
-        any."""
+        """Show a message that a rank has sent after its cell; start the thread if there is none."""
         with self._lock:
             if self._arrivals is None:
                 self._arrivals = Arrivals()
-                show = self._context.copy().run
-                threading.Thread(
-                    target=show, args=(self._show_until_quiet, ranks, self._arrivals), daemon=True
-                ).start()
+                arguments = (self._show_until_quiet, ranks, self._arrivals)
+                threading.Thread(target=self._context.copy().run, args=arguments, daemon=True).start()
             self._arrivals.add(rank, message)
 
     def _show_until_quiet(self, ranks: Collection[int], arrivals: Arrivals) -> None:
-        """Show what arrives, until nothing has come for a second."""
-        # The widget of a cell's text cannot be made on this thread.
+        """Show messages as they arrive, until none has come for `_QUIET_S`."""
+        # A widget cannot be made on this thread, so the text goes to the streams.
         output = CellOutput(arrivals, ranks, self._max_lines, has_view=False)
         newest_s = time.monotonic()
         while True:

@@ -11,20 +11,21 @@ from nbgpu.client.ipykernel.stdin import Page, can_ask_without_waiting
 from nbgpu.host.host import Questions
 from nbgpu.protocol.records import Question
 
-# The character of Ctrl-D, which a rank takes as the end of the input.
 _END_OF_INPUT = "\x04"
+"""The character of Ctrl-D, which a rank takes as the end of the input."""
 
 
 class QuestionRelay:
-    """The ranks' questions in one cell. No method waits, so that the cell is watched meanwhile.
+    """The ranks' questions in one cell. No method blocks, except at a terminal while a question is open.
 
     Args:
-        listen: a function that returns the questions of each host. If nobody can answer, it is not called,
-            and `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own kernel.
+        listen: a function that returns the questions of each host. It is called only if a person can answer;
+            otherwise `input()` on a rank raises StdinNotImplementedError, as it does in a plain notebook.
     """
 
     def __init__(self, listen: Callable[[], Sequence[Questions]]) -> None:
         self._asked: tuple[Questions, int] | None = None
+        """The host and the number of the question that the person sees now."""
         self._num_published = 0
         self._person = _person()
         self._hosts = () if self._person is None else tuple(listen())
@@ -35,19 +36,18 @@ class QuestionRelay:
         return self._person is not None
 
     def check(self, results: Mapping[int, Answer], show_above: Callable[[int], None]) -> None:
-        """Receive new questions, ask the next one, pass an answer on. Call about ten times a second.
+        """Pass on the answer to the open question, and ask the next one. Call about ten times a second.
 
         Args:
-            results: the pending answers to the cell, by rank. A question is asked once the output that its
-                rank printed before has come.
+            results: the pending replies to the cell, by rank. A question is asked once the output that its
+                rank printed before it has come.
             show_above: a function that is called with the rank before the question is asked, to show that
                 output.
         """
         if self._person is None:
             return
-        published = sum(_newest(result) for result in results.values())
-        is_new, self._num_published = published > self._num_published, published
-        # One question is asked at a time: first the answer to the one that was asked is passed on.
+        num_published = sum(_newest(result) for result in results.values())
+        is_new, self._num_published = num_published > self._num_published, num_published
         questions = [
             (host, number, question) for host in self._hosts for number, question in host.look(is_new).items()
         ]
@@ -70,7 +70,7 @@ class QuestionRelay:
         """Ask the first of the open questions whose rank's earlier output is here."""
         for host, number, question in questions:
             result = results.get(question.rank)
-            # A thread that an earlier cell has started asks on that cell's behalf.
+            # Without a pending reply, a thread of an earlier cell asks.
             if result is None or result.ready() or _newest(result) >= question.number:
                 self._asked = host, number
                 show_above(question.rank)
@@ -91,7 +91,7 @@ def _newest(result: Answer) -> int:
 
 
 def _person() -> Page | _AtTerminal | None:
-    """Return the person who could answer now, or None if nobody could."""
+    """Return how to ask the person, by the page or at the terminal; None if nobody could answer."""
     shell = ipython_shell.current()
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
@@ -102,7 +102,7 @@ def _person() -> Page | _AtTerminal | None:
 
 
 class _AtTerminal:
-    """Asks with `input()`, which waits."""
+    """Asks with `input()`, which blocks until the person has answered."""
 
     def __init__(self) -> None:
         self._answer: str | None = None

@@ -16,7 +16,7 @@ from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import CellOptions
 
 _OUTPUT_PATIENCE_S = 5.0
-"""The longest time without a further message while output of a rank is still missing."""
+"""The longest time without more output while the last output of a rank is still missing."""
 
 _R = TypeVar("_R", bound=Reply)
 """A rank's pending reply."""
@@ -32,8 +32,8 @@ class CellRunner:
         self._runs = runs
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
-        """Send a cell to the ranks and return at once, with ipyparallel's AsyncResult by rank. If a rank
-        fails later, the recovery frees the others."""
+        """Send a cell to the ranks and return ipyparallel's AsyncResult by rank at once. If a rank fails
+        later, the recovery frees the others."""
         results = self._submit(code, ranks)
         self.recovery.note_submitted(results)
         return results
@@ -56,10 +56,15 @@ class CellRunner:
         arrivals: Arrivals,
         is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """Send a cell to the ranks and return each rank's pending answer. `arrivals` gets the output message
-        by message. This takes half the time of ipyparallel's `execute`, which `submit` uses.
+        """Send a cell to the ranks and return each rank's pending reply. This takes half the time of
+        ipyparallel's `execute`, which `submit` uses.
 
-        The answers to a cell that `is_awaited` come on the caller's event loop.
+        Args:
+            code: the cell's text.
+            ranks: the ranks that run it; None for all.
+            options: what each rank has to know about the cell.
+            arrivals: receives the output, message by message.
+            is_awaited: whether the replies are to come on the caller's event loop.
         """
         return self._send(
             code,
@@ -85,7 +90,7 @@ class CellRunner:
         self.state.history.note(chosen, code)
         results: dict[int, _R] = {}
         try:
-            # A cell that only some ranks got would meet the others' next cell in a collective.
+            # If only some ranks got the cell, its collectives would meet those of the others' next cell.
             results |= send(chosen)
             take_interrupt()
         except KeyboardInterrupt:
@@ -107,11 +112,11 @@ class CellRunner:
                 self.state.history.forget_newest(results)
             self.state.note_use()
         for result in results.values():
-            # Output comes over another socket than the result, and may come after it.
-            # The wait goes on as long as each period of `_OUTPUT_PATIENCE_S` has brought more text.
+            # Output comes over another socket than the result, and may come after it. Wait for it as long as
+            # each period brings more text.
             length = -1
-            while not result.wait_for_output(_OUTPUT_PATIENCE_S) and length < (length := len(result.stdout)):
-                pass
+            while not result.wait_for_output(_OUTPUT_PATIENCE_S) and len(result.stdout) > length:
+                length = len(result.stdout)
         return {rank: result.stdout for rank, result in results.items()}
 
     @uninterrupted()

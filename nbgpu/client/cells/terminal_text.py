@@ -33,14 +33,14 @@ class Screen:
         self._cursor = 0
         self._column = 0
         self._highest = [0, 0]
-        """The highest row of the cursor before the last `settle`, and the highest since."""
+        """The smallest index of the cursor's row in the period before the last `settle`, and since then."""
         self._last_shown = ""
         self._begun_control = ""
+        """The beginning of a control sequence whose rest comes with the next text."""
 
     def write(self, text: str) -> list[str]:
         """Write printed text, and return the lines that are complete now."""
         text = self._begun_control + text
-        # A control sequence may be cut in two between messages, so its beginning waits for the rest.
         begun = _BEGUN_CONTROL.search(text)
         self._begun_control = begun[0] if begun else ""
         text = text.removesuffix(self._begun_control)
@@ -64,19 +64,20 @@ class Screen:
         return self._release_rows(self._first_mutable_row())
 
     def settle(self) -> list[str]:
-        """Return the rows that the cursor has left for good as lines. Called about ten times a second."""
+        """Return as lines the rows to which the cursor has not returned for two calls. Called about ten times
+        a second."""
         lines = self._release_rows(min(self._highest))
         self._highest = [self._highest[1], self._cursor]
         return lines
 
     def pass_by(self) -> list[str]:
-        """Return the rows above the cursor as lines. They are closed bars, and what another stream prints now
-        comes after them."""
+        """Return the rows above the cursor as lines, because another stream prints now: they are finished
+        progress bars, and come before its text."""
         return self._release_rows(self._cursor)
 
     def rows(self) -> list[str]:
-        """The rows that may still change, to be shown to the user. An unfinished line is shown once it has
-        stopped growing."""
+        """Return the rows that may still change, to be shown below the lines. A single unfinished line is
+        left out while it grows."""
         texts = [row.text.rstrip() for row in self._rows]
         is_begun_line = len(self._rows) == 1 and not self._rows[0].redrawn
         last_shown, self._last_shown = self._last_shown, texts[0]
@@ -91,8 +92,8 @@ class Screen:
         return self._release_rows(len(self._rows))
 
     def _move_to(self, row: int) -> None:
-        """Move the cursor to the beginning of a row, and add the rows up to it. A terminal keeps the cursor
-        on the screen, so no row is above the first."""
+        """Move the cursor to the beginning of a row, and add the rows up to it. As in a terminal the cursor
+        cannot leave the screen at the top."""
         self._cursor = max(0, row)
         self._column = 0
         self._highest[1] = min(self._highest[1], self._cursor)
@@ -102,18 +103,19 @@ class Screen:
     def _put(self, text: str) -> None:
         """Write text over the row at the cursor's column."""
         row = self._rows[self._cursor]
-        # Colours take up no column, so a row with colours is always replaced as a whole.
+        # Colour codes take up no column, so a row with colours is replaced as a whole.
         covers_all = self._column == 0 and ("\x1b" in row.text or "\x1b" in text)
         rest = "" if covers_all else row.text[self._column + len(text) :]
         row.text = row.text[: self._column].ljust(self._column) + text + rest
         self._column += len(text)
 
     def _erase(self, which: str) -> None:
+        """Erase the cursor's row: all of it if `which` is '2', else from the cursor on."""
         row = self._rows[self._cursor]
         row.text = "" if which == "2" else row.text[: self._column]
 
     def _first_mutable_row(self) -> int:
-        """The first row that is a progress bar, or else the one with the cursor."""
+        """Return the index of the first progress bar, or else of the cursor's row."""
         return next((i for i, row in enumerate(self._rows) if row.redrawn), self._cursor)
 
     def _release_rows(self, num_rows: int) -> list[str]:

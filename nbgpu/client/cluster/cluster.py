@@ -1,4 +1,4 @@
-"""The cluster that a person holds: each of its calls is done by one of its parts."""
+"""The cluster as a user sees it. Each method is delegated to one of the cluster's parts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Cluster(RecipeCalls):
     Args:
         gpus: 'auto' for all free GPUs, 'free:2' for two of them, 'all' for all that are visible, 'none', or
             indices and UUIDs separated by commas; None for the default.
-        ranks: how many ranks; None is one for each GPU, or 2 where there is none.
+        ranks: how many ranks; None for one on each GPU, or 2 if there is no GPU.
         settings: any other field of ClusterConfig.
 
     Raises:
@@ -90,12 +90,12 @@ class Cluster(RecipeCalls):
     ) -> Self:
         """Start the engines and return when an all_reduce over all of them has given the right sum.
 
-        With `backend='auto'` other transports are tried if the best one does not work, a single rank being
-        the last. A warning then says which ones failed, and why.
+        With `backend='auto'` other transports are tried if the best one does not work, and a single rank is
+        started if none does. A warning then says which ones failed, and why.
 
         Args:
-            tell: a function that shows a line about other hosts or free GPUs that are waited for.
-            stop: an event that ends the wait, for a start on a thread that no interrupt reaches.
+            tell: a function that shows a line to the user, such as that the start waits for a free GPU.
+            stop: an event that ends the start, for a thread, which gets no interrupts.
 
         Raises:
             ConfigError: a variable of gloo or NCCL names a network interface that does not exist.
@@ -160,8 +160,8 @@ class Cluster(RecipeCalls):
 
     @uninterrupted()
     def resize(self, ranks: int) -> str:
-        """Change the number of ranks. Ranks that stay keep their variables, the last ones leave, and new ones
-        are empty.
+        """Change the number of ranks. Ranks that stay keep their variables. If the number falls, the last
+        ranks end, and their variables are lost; if it grows, the new ranks are empty.
 
         DDP objects of the ranks that stay are moved to the new group if every rank has them.
 
@@ -181,12 +181,11 @@ class Cluster(RecipeCalls):
         return self.parts.resizing.resize(ranks)
 
     def status(self) -> str:
-        """A table with each rank's device, process, memory and current line, and the state of a job. Returns
-        within a second, or within three more where Slurm is slow."""
+        """Return a table with each rank's device, process, memory and current line, and the state of a job.
+        It takes at most a second, or three more if Slurm is slow."""
         with closing(self.parts.state.stack_sampler()) as sampler:
-            table = status.table(self.parts.state, self.run, sampler)
-        given = time_limit.job_state(self.parts.state.pool)
-        return f"{table}\n{given}" if given else table
+            ranks = status.table(self.parts.state, self.run, sampler)
+        return "\n".join(filter(None, [ranks, time_limit.job_state(self.parts.state.pool)]))
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
@@ -224,31 +223,32 @@ class Cluster(RecipeCalls):
 
     @property
     def join_file(self) -> Path | None:
-        """The file with which hosts dial in, where ranks are on other hosts."""
+        """The file with the address at which other hosts join the cluster; None if all ranks are on this
+        host."""
         return self.parts.state.pool.join_file
 
     @property
     def run(self) -> Run | None:
-        """The latest training run, which may be over."""
+        """The latest training run, which may be over; None if there was none."""
         return self.parts.runs.run
 
     @property
     def last_timeline(self) -> Timeline | None:
-        """What the ranks did in the latest cell with `%%distributed --timeline`."""
+        """The timeline of the latest cell with `%%distributed --timeline`; None if there was none."""
         return self.parts.state.last_timeline
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
         """Send a cell to the ranks and return at once.
 
-        Where one of them fails, the others are freed from waiting for it; `stop_cell` stops all. The next
-        call forms the process group again.
+        If a rank fails, the others are freed from waiting for it, and the next call forms the process group
+        again. `stop_cell` stops the cell.
 
         Args:
             code: the cell's text.
             ranks: the ranks that run it; None for all.
 
         Returns:
-            By rank, ipyparallel's AsyncResult, which gathers the output.
+            ipyparallel's AsyncResult by rank, which collects the output.
 
         Raises:
             RunError: a training run has the ranks now.
@@ -270,13 +270,13 @@ class Cluster(RecipeCalls):
         return self.parts.cells.apply(function, *args, ranks=ranks)
 
     def stop_cell(self) -> None:
-        """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
+        """Stop a cell for which no call waits, such as a submitted one, as the stop button would."""
         self.parts.recovery.stop_cell()
 
     def pull(
         self, name: str | Sequence[str], rank: int = 0, *, ranks: Sequence[int] | Literal["all"] | None = None
     ) -> Any:
-        """Copy a variable of one rank, or the value of an expression there, into this process. Tensors arrive
+        """Copy a variable of one rank, or the value of an expression on it, into this process. Tensors arrive
         on the CPU.
 
         Args:
@@ -304,19 +304,22 @@ class Cluster(RecipeCalls):
         self.parts.variables.push(ranks, values)
 
     def vars(self, pattern: str = "*") -> pd.DataFrame:
-        """A table of the ranks' variables whose names match: one row for each variable and rank.
+        """Return a table of the ranks' variables whose names match: one row for each variable and rank.
 
-        The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says
-        how they differ, and is empty where they agree or where the values were not compared.
+        The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ". The last
+        says how the ranks' values differ; it is empty if they are equal or were not compared.
+
+        Args:
+            pattern: the pattern of the names, with * and ?.
         """
         return table.table(self.apply, pattern).frame()
 
     def save(self, folder: str | Path, names: Sequence[str] = ()) -> Saved:
-        """Write the ranks' variables into a folder, all ranks side by side, whole or not at all.
+        """Write the ranks' variables into a folder: all ranks at the same time, and all files or none.
 
         Tensors, arrays, models, optimizers, DDP objects, frames, containers and plain values are saved as
         JSON and safetensors, functions and classes of cells as source, imports by name, and other objects
-        as pickles. The states of the random number generators are there, too. The result prints as lines,
+        as pickles. The states of the random number generators are saved, too. The result prints as lines,
         which name everything that cannot be saved.
 
         Args:
@@ -333,26 +336,25 @@ class Cluster(RecipeCalls):
         return self.parts.variables.save(folder, names)
 
     def save_before_the_end(self, folder: str | Path, why: str) -> str:
-        """Save the variables because the ranks will end soon for a reason outside the notebook, and say in
-        the next cell where they are.
+        """Save the variables because the ranks will end soon for a reason outside the notebook. The next cell
+        says where the variables are.
 
-        Call it on the notebook's main thread, between its cells, as `release_after_s` does. A rank that runs
-        a cell saves when that has ended.
+        Call it on the notebook's main thread, between two cells, as `release_after_s` does. A rank that runs
+        a cell saves its variables after the cell.
 
         Args:
             folder: as for `save`.
             why: the reason, as the beginning of a sentence: 'the job has 90 s left'.
 
         Returns:
-            The sentence that the next cell shows, for later messages, too. Where the variables could not be
-            saved it says why.
+            The sentence that the next cell shows. If the variables could not be saved, it says why.
         """
         return self.parts.variables.save_before_the_end(folder, why)
 
     def load(self, folder: str | Path, names: Sequence[str] = (), *, trust: bool = False) -> Loaded:
-        """Give the ranks variables that `save` has written: to each its own or, on another number of ranks,
-        those that were equal on all of them. The result prints as lines, which name everything that was left
-        out.
+        """Give the ranks variables that `save` has written: each rank its own or, with another number of
+        ranks, all ranks those that were equal everywhere. The result prints as lines, which name everything
+        that was left out.
 
         Args:
             folder: the folder of the saved variables.
@@ -379,11 +381,11 @@ class Cluster(RecipeCalls):
         trust: bool = False,
         **settings: Any,
     ) -> Predictions:
-        """Apply a run's trained model to new data, with a share of the samples on each rank, and write a
-        table and the recipe's files for each sample.
+        """Apply a run's trained model to new data, with a share of the samples on each rank. Write a table,
+        and the recipe's files for each sample.
 
-        A file that turns out to be bad fails alone. A prediction that is cut off goes on with what is missing
-        when it is called again.
+        If a file cannot be read, only its sample fails. After an interruption the same call goes on with the
+        missing samples.
 
         Args:
             run: a run, or its folder, which may have come from another machine.
@@ -400,7 +402,7 @@ class Cluster(RecipeCalls):
             RankError: files are bad, or a rank failed or died.
             RunError: a training run has the ranks now.
         """
-        asked = PredictConfig.checked(
+        request = PredictConfig.checked(
             data=str(data),
             out=str(out),
             checkpoint=checkpoint,
@@ -409,11 +411,11 @@ class Cluster(RecipeCalls):
             trust=trust,
         )
         folder = run.folder if isinstance(run, Run) else run
-        return self.parts.runs.predict_with(predicting.job_of(folder, asked, settings))
+        return self.parts.runs.predict_with(predicting.job_of(folder, request, settings))
 
     def work_out_result(self, run: Run | str | Path) -> Run:
-        """Work out the result of a run that ended without one, as `run.work_out_result` does, also of a run
-        of an earlier cluster.
+        """Work out the result of a run that ended without one, as `run.work_out_result` does. The run may
+        belong to an earlier cluster.
 
         Args:
             run: a run, or its folder.
@@ -442,8 +444,8 @@ def attach(which: str | int | None = None) -> Cluster:
             if several clusters are kept.
 
     Returns:
-        The cluster; its `run` is the run that was started last, which may be over. A run in which a rank
-        failed while no client was attached is brought to its end now.
+        The cluster. Its `run` is the run that was started last, which may be over. If a rank failed while no
+        client was attached, the run is ended now.
 
     Raises:
         NoClusterError: there is no kept cluster, or none that `which` refers to.
@@ -455,7 +457,6 @@ def attach(which: str | int | None = None) -> Cluster:
     cluster = _handle(ClusterParts.from_entry(entry))
     cluster.parts.lifecycle.take_over(entry)
     cluster._become_current()
-    # With the run or the cell that the ranks were in when their notebook ended.
     cluster.parts.lifecycle.rejoin(entry.run)
     return cluster
 

@@ -1,4 +1,4 @@
-"""Start, reach and stop the engines, which ipyparallel runs for us: one for each rank."""
+"""Start, take over and stop ipyparallel's engines: one for each rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from nbgpu.protocol.records import Device
 
 
 def require_usable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
-    """Refuse settings that the devices of the ranks cannot honour."""
+    """Raise ConfigError for settings that are not possible on the devices of the ranks: a memory limit or a
+    simulated link."""
     for device in chosen:
         devices.memory_limit_bytes(config, device, chosen)
     devices.require_simulable(config, chosen)
@@ -48,10 +49,10 @@ class Lifecycle:
 
     Args:
         state: the state of the cluster.
-        recovery: forgets what it knows of engines that have ended.
+        recovery: replaces ranks; it is reset when the engines end.
         runs: the runs on the cluster.
         cells: the cells of the cluster.
-        variables: saves the variables before an end that nobody has asked for.
+        variables: saves the variables before the cluster ends by itself.
         placement_note: a line about the number of ranks, which the start shows.
     """
 
@@ -71,14 +72,19 @@ class Lifecycle:
         self._variables = variables
         self.placement_note = placement_note
         self._chosen_mono_s = time.monotonic()
-        """When the devices were chosen, by the monotonic clock. A claim soon after does not ask again whether
-        the GPUs are free."""
+        """When the devices were chosen, by the monotonic clock. A claim soon after that does not check again
+        whether the GPUs are free."""
 
     def start(self, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None) -> None:
-        """As `Cluster.start`, for one of several clusters of this process. None of them is `current()`, and
-        the caller stops them."""
+        """Start the engines as `Cluster.start` does, but do not make the cluster `current()`. A process may
+        have several such clusters, and the caller stops them.
+
+        Args:
+            tell: is called with each line about the start that the person should read.
+            stop: ends the start with a ClusterError when it is set.
+        """
         state, pool = self._state, self._state.pool
-        # Which devices other hosts have is known once these have dialled in.
+        # The devices of other hosts are known once these have dialled in.
         state.use_devices(state.wanted if state.config.is_local else ())
         state.choose_first_transport()
         time_limit.require_loop(state.config)
@@ -91,15 +97,15 @@ class Lifecycle:
                 raise ClusterError("the start was stopped")
 
         try:
-            # Before anything is written, and again where the GPUs become others.
+            # Check before anything is written, and again because the claim may give other GPUs.
             self._require_startable()
             pool.prepare(tell)
             self._claim_devices(tell, stop)
             num_engines = self._require_startable()
             variables = environment.engine_variables(state.config, state.devices or UNKNOWN)
-            # `stop` can only end what it knows of.
+            # An interrupt in between would leave processes that `nbgpu stop` does not find.
             with uninterrupted():
-                # Before all else, because the import of torch takes longest.
+                # The processes begin with the import of torch, which takes longest.
                 pool.launch(variables, num_engines)
                 state.write_entry()
             pool.connect(num_engines)
@@ -111,8 +117,8 @@ class Lifecycle:
             raise
 
     def _require_startable(self) -> int:
-        """Raise an error in conditions under which this host's devices can have no ranks; return the number
-        of engines that they need, 0 where the ranks are on other hosts."""
+        """Raise an error if no ranks can be started on this host, such as by its limits of open files. Return
+        the number of engines to start; 0 if the ranks are on other hosts."""
         state = self._state
         if not state.config.is_local:
             return 0
@@ -123,10 +129,8 @@ class Lifecycle:
         return num_engines
 
     def _claim_devices(self, tell: Callable[[str], None], stop: threading.Event | None) -> None:
-        """Claim the GPUs of this host before anything touches them, and wait for free ones where the settings
-        say so.
-
-        The claim may give other GPUs than were chosen before, when those were no longer free.
+        """Claim the GPUs of this host before any process uses them, and wait for free ones if the settings
+        say so. If the chosen GPUs are no longer free, others are claimed.
         """
         state = self._state
 
@@ -154,16 +158,16 @@ class Lifecycle:
         """Have the other hosts started, wait until they have dialled in, and claim their devices."""
         state = self._state
         assert state.entry is not None, "_claim_devices has stored it"
-        # The entry has the job as soon as there is one, so that another process can end a job that waits.
+        # The entry names the job as soon as it is submitted, so that another process can end a waiting job.
         chosen = state.pool.gather(variables, check, state.write_entry)
         registry.claim(state.entry.model_copy(update={"devices": chosen}))
-        # After a `resize`, a restart has as many ranks again.
+        # A restart after `resize` has as many ranks as the resized cluster.
         state.use_devices(chosen[: state.pool.most_ranks])
         state.choose_first_transport()
 
     def _form_group(self, assignment: RankAssignment) -> None:
         """Make the engines ranks of one process group, over the best transport that works, and begin to watch
-        over them."""
+        the time limit."""
         state = self._state
         state.started_ranks = self._make_ranks(assignment)
         self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
@@ -191,14 +195,14 @@ class Lifecycle:
         elif run_folder is not None and not self._runs.rejoin(run_folder).over:
             return
         if any(self._state.ranks.how_ended(rank) for rank in range(self._state.world_size)):
-            return  # the next cell reports it
+            return  # the next cell replaces the rank and reports it
         self._recovery.adopt_cell()
 
     def _use_transport(self, chosen_transport: ChosenTransport) -> None:
         """Record the transport of the ranks, and warn if it is not the best one."""
         state = self._state
         state.chosen_transport = chosen_transport
-        # A rank alone has the first device, and a GPU that hangs has no rank.
+        # There may be fewer ranks than devices: one if no transport works, and none on a GPU that hangs.
         state.devices = state.ranks.devices
         state.reserve()
         state.write_entry()
@@ -215,7 +219,7 @@ class Lifecycle:
             )
 
     def release_when_idle(self, stop: Callable[[], None]) -> None:
-        """Have `stop` called when the cluster is not used any more, where the settings say so."""
+        """Have `stop` called when the cluster was not used for `release_after_s`, if that is set."""
         if (after_s := self._state.config.release_after_s) is not None:
             self._state.release = IdleRelease(after_s, self._is_working, lambda: self._end_unused(stop))
 
@@ -231,9 +235,9 @@ class Lifecycle:
         )
 
     def _end_unused(self, stop: Callable[[], None]) -> None:
-        """Save the variables if the settings say so, stop the cluster, and say both in the next cell.
+        """Save the variables if the settings say so, stop the cluster, and have the next cell report both.
 
-        A cluster whose variables cannot be saved goes on.
+        If the variables cannot be saved, the cluster is not stopped.
         """
         state = self._state
         assert state.config.release_after_s is not None
@@ -250,24 +254,22 @@ class Lifecycle:
                     state.news.append(news)
                 return
         devices = "GPUs are free" if state.devices[0].kind == "cuda" else "memory is free"
-        variables = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
-        state.why_ended = (
+        variables = saving.describe_folder(Path(saved_in)) if saved_in else "the ranks' variables are gone"
+        reason = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
             f"{state.config.release_after_s:g} s (release_after_s). Its {devices}, and {variables}. "
             "Start it again with: start(), or %nbgpu start"
         )
-        why_ended = state.why_ended
         stop()
-        # `stop` has emptied it.
-        state.why_ended = why_ended
-        tell_in_next_cell(why_ended[0].upper() + why_ended[1:])
+        state.why_ended = reason
+        tell_in_next_cell(reason[0].upper() + reason[1:])
 
     @uninterrupted()
     def stop(self) -> None:
         """End every engine and the controller, and remove their files. Harmless when repeated."""
         state = self._state
         state.why_ended = ""
-        # The threads that act on the cluster by themselves end first.
+        # First end the threads that act on the cluster.
         if state.release is not None:
             state.release.close()
             state.release = None
@@ -276,7 +278,7 @@ class Lifecycle:
             state.time_limit = None
         if self._runs.run is not None:
             self._runs.run.abandon()
-        # The other hosts are reached through the client and the controller, which end after them.
+        # End the other hosts before the client and the controller, through which they are reached.
         pool, entry = state.pool, state.entry
         pool.end_others()
         if pool.client is not None:

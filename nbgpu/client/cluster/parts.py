@@ -1,4 +1,4 @@
-"""The parts of a cluster, of which each is given the state of the cluster and what it calls."""
+"""The parts of a cluster. Each gets the shared state, and the other parts that it calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClusterParts:
         time_limit.require_limit(config)
         config, placement_note = enough_ranks.placed(config)
         pool = HostPool(config, launcher_of(config))
-        # What other hosts have is known once they have dialled in.
+        # The devices of other hosts are known once these have dialled in.
         chosen: tuple[Device, ...] = ()
         if config.is_local:
             try:
@@ -68,7 +68,7 @@ class ClusterParts:
     def from_entry(cls, entry: registry.Entry) -> Self:
         """Make the parts for a cluster that another process has started."""
         # A notebook that ended while its cluster was growing may have taken more GPUs than there are ranks.
-        there = entry.devices[: len(entry.assignment.engines)]
+        used = entry.devices[: len(entry.assignment.engines)]
         launcher = restored_launcher(entry.config, entry.job, entry.launched)
         pool = HostPool(entry.config, launcher, entry.most_ranks)
-        return cls(ClusterState(entry.config, pool, there, entry.chosen_transport, entry=entry))
+        return cls(ClusterState(entry.config, pool, used, entry.chosen_transport, entry=entry))

@@ -21,7 +21,7 @@ class RecipeCalls:
     """Checks settings that are given by name, and passes them on as one object."""
 
     parts: ClusterParts
-    """What does the work; for nbgpu's own modules."""
+    """The parts of the cluster, for nbgpu's own modules."""
 
     @signatures.lists_settings
     def train(self, recipe: str, **settings: Any) -> Run:

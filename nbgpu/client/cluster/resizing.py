@@ -1,4 +1,4 @@
-"""Changes the number of ranks of a running cluster: what is refused, and what is done if it fails."""
+"""Changes the number of ranks of a running cluster, and restores the group if that fails."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from nbgpu.text.ranks import count_of_ranks, named_ranges
 from nbgpu.text.sizes import in_words
 
 _CELL_PATIENCE_S = 1.0
-"""How long a cell or a run may take to end: its answer may be on the way."""
+"""How long to wait for the end of a cell or a run, whose reply may be on the way."""
 _CALL_PATIENCE_S = 60.0
-"""How long nbgpu's own calls may take. After a run the ranks free memory, and nothing waits for that."""
+"""How long to wait for a call of nbgpu itself, such as the one that frees memory after a run."""
 _ANSWER_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.02
 
 
 @dataclass(frozen=True)
 class WantedRanks:
-    """The ranks that a cluster is to have. Those that stay keep their devices and hosts.
+    """The ranks of a cluster after a change of their number. Those that stay keep their devices and hosts.
 
     Attributes:
-        config: the cluster's settings from then on.
+        config: the cluster's settings after the change.
         devices: the device of each rank.
         hosts: the name of the host of each rank.
     """
@@ -55,12 +55,12 @@ class Resizing:
         self._recovery = recovery
 
     def resize(self, num_ranks: int) -> str:
-        """Give a cluster that is ready for work another number of ranks; return a message with what happened.
+        """Change the number of ranks of a cluster that is ready for work; return a message about the change.
 
         Raises:
-            ConfigError: there cannot be so many ranks; nothing has happened.
-            ClusterError: too few GPUs are free, or a rank is still in a cell, and nothing has happened; or
-                the change failed and the cluster has as many ranks as before.
+            ConfigError: there cannot be so many ranks; nothing was changed.
+            ClusterError: too few GPUs are free, or a rank is still in a cell, and nothing was changed; or the
+                change failed and the cluster has as many ranks as before.
         """
         state = self._state
         num_before = state.world_size
@@ -93,7 +93,7 @@ class Resizing:
         return "\n".join([_describe_change(num_before, num_ranks), state.describe(), *lines])
 
     def wanted_ranks(self, num_ranks: int) -> WantedRanks:
-        """Return the ranks that a cluster that runs would have with another number of ranks.
+        """Return the ranks that the running cluster would have with this number of ranks.
 
         Raises:
             ConfigError: there cannot be so many ranks.
@@ -125,7 +125,7 @@ class Resizing:
         )
 
     def _devices_here(self, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
-        """The device of each rank where all are on the notebook's host."""
+        """Return the device of each rank if all are on the notebook's host."""
         now = self._state.devices
         if num_ranks < len(now):
             return now[:num_ranks]
@@ -142,10 +142,8 @@ class Resizing:
         return chosen
 
     def _transport(self, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
-        """The transport for ranks on these devices: the present one where it can be used, because it is known
-        to work.
-
-        Another one that failed would leave the ranks' processes in a state that cannot be repaired.
+        """Return the transport for ranks on these devices: the present one if possible, because it is known
+        to work. A transport that fails would leave the ranks' processes in a state that cannot be repaired.
         """
         state = self._state
         possible = transports.candidates(config, chosen)
@@ -161,29 +159,29 @@ class Resizing:
         return next(transport for transport in possible if transport.name not in failed)
 
     def _require_memory(self, wanted: WantedRanks) -> None:
-        """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
+        """Raise ConfigError if a CPU rank that stays uses more memory than its limit after the change."""
         if wanted.devices[0].kind != "cpu":
             return
         slots = list(zip(wanted.hosts, wanted.devices, strict=True))
-        wrong = []
+        problems = []
         for rank, (host, device) in enumerate(slots[: self._state.world_size]):
-            # The ranks of each host share what it has.
+            # The ranks of a host share its memory.
             devices_there = [device for name, device in slots if name == host]
             limit_bytes = devices.memory_limit_bytes(wanted.config, device, devices_there)
             used_bytes = self._state.ranks.resident_bytes(rank) or 0
             if limit_bytes is not None and used_bytes >= limit_bytes:
-                wrong.append(
+                problems.append(
                     f"{self._state.ranks.name_of(rank)} has {in_words(used_bytes)} and could have {in_words(limit_bytes)}"
                 )
-        if wrong:
+        if problems:
             raise ConfigError(
-                f"ranks = {len(slots)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(wrong)}. Free memory there "
+                f"ranks = {len(slots)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(problems)}. Free memory there "
                 "with: %distributed del NAME"
             )
 
     def _require_idle(self) -> None:
-        """Raise ClusterError if a rank is still at work or does not answer, after it was given a moment to
-        end."""
+        """Wait a moment until all ranks are idle; raise ClusterError if one is still at work or does not
+        answer."""
         state = self._state
         begun_s = time.monotonic()
         with closing(state.stack_sampler()) as sampler:
@@ -195,16 +193,16 @@ class Resizing:
                     rank: sampler.seen[rank].where.doing if rank in sampler.seen else ""
                     for rank in range(state.world_size)
                 }
-                # A rank is idle too while a cell is on its way to it.
+                # A rank also reports that it is idle while a cell is on its way to it.
                 busy = [
                     rank for rank, work in doing.items() if work != "idle" or state.ranks.owes_answer(rank)
                 ]
                 if not busy:
                     return
                 standstills = state.ranks.standstills(busy)
-                # A rank that frees memory may be silent meanwhile, so that silence alone gets more time.
-                is_persons = bool(standstills) or any(doing[rank] in ("cell", "run") for rank in busy)
-                if time.monotonic() > begun_s + (_CELL_PATIENCE_S if is_persons else _CALL_PATIENCE_S):
+                # A rank that frees memory may not answer meanwhile, so silence alone gets the longer time.
+                is_user_work = bool(standstills) or any(doing[rank] in ("cell", "run") for rank in busy)
+                if time.monotonic() > begun_s + (_CELL_PATIENCE_S if is_user_work else _CALL_PATIENCE_S):
                     break
                 time.sleep(_LOOK_PERIOD_S)
                 take_interrupt()
@@ -215,10 +213,11 @@ class Resizing:
         )
 
     def _restore(self) -> str:
-        """Restore the group of the ranks from before after a change that failed; return a message for the
-        person, which follows 'The cluster has N ranks.'
+        """After a change that failed, replace ranks whose processes have ended, and form the group of the
+        former ranks again. If that fails, the next cell tries again.
 
-        Ranks whose processes have ended are replaced. What cannot be done now is done before the next cell.
+        Returns:
+            A message that follows 'The cluster has N ranks.'
         """
         state = self._state
         try:
@@ -232,7 +231,7 @@ class Resizing:
 
 
 def _describe_change(num_before: int, num_now: int) -> str:
-    """Say which ranks have come or left, and which kept their variables."""
+    """Return a message that says which ranks are new or have left, and which kept their variables."""
     if num_now < num_before:
         left = named_ranges(range(num_now, num_before))
         return f"{left} left, and the variables there are gone; {named_ranges(range(num_now))} kept all variables"

@@ -1,4 +1,4 @@
-"""Acts before hosts are taken away, as at a job's time limit."""
+"""Stops the run and saves the variables shortly before a job's time limit ends the ranks or the notebook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _log = logging.getLogger("nbgpu.cluster")
 
 
 def require_loop(config: ClusterConfig) -> None:
-    """Raise ConfigError if variables are to be saved before the end where that cannot be done."""
+    """Raise ConfigError if variables are to be saved before a time limit and there is no event loop on which
+    to save them, as outside of a notebook."""
     if config.save_before_time_limit and ipython_shell.event_loop() is None:
         raise ConfigError(
             "save_before_time_limit works in a notebook, between two cells; in a program, call cluster.save() yourself"
@@ -27,7 +28,7 @@ def require_loop(config: ClusterConfig) -> None:
 
 
 def may_come(launcher: str) -> bool:
-    """Whether a job may end ranks of this launcher, so that `save_before_time_limit` counts."""
+    """Whether the time limit of a job may end the ranks or this process."""
     return LAUNCHERS[launcher].IS_JOB or NotebooksJob.that_ends_this_process() is not None
 
 
@@ -47,11 +48,11 @@ def job_state(pool: HostPool) -> str:
 
 
 def watch_over(state: ClusterState, runs: RunManager, variables: VariableStore) -> TimeLimitWatch | None:
-    """Watch the time limits of the jobs that have the ranks or the notebook. Shortly before the first of
+    """Watch the time limits of the jobs that run the ranks or the notebook. Shortly before the first of
     them, stop the cluster's run and save its variables.
 
     Returns:
-        The watch; None if no job has a time limit.
+        The watch; None if there is no job.
     """
     jobs = state.pool.jobs()
     if not jobs:

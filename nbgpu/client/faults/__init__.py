@@ -1,7 +1,11 @@
 """Faults of ranks as the notebook sees them: deaths, hangs, mismatched collectives, and the recovery.
 
-What a fault leads to. Cells decide in `cells/cell.py` and `recovery.Recovery.restore_group`, runs in
-`runs/watch.py`; both learn of failures and deaths from `watch.RankWatch`.
+The list says what each fault leads to. For cells `cells/cell.py` and `recovery.Recovery.restore_group`
+decide, for runs `runs/watch.py`; both learn of failures and deaths from `watch.RankWatch`.
+
+Some words that the modules share: ranks are 'freed' when the connections of their process groups are cut
+('severed'), so that a collective in which they wait raises at once. A rank is 'back' when it has replied,
+'gone' when its process has ended, and 'stuck' when it has not replied although it was freed and interrupted.
 
 - A rank raises. Cell: the others are freed from their collectives, the group is formed again unless nothing
   has disturbed it, and the cell raises RankError. Run: the same, and the run ends as failed.

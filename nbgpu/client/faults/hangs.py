@@ -14,14 +14,14 @@ from nbgpu.protocol.records import MainThreadState
 from nbgpu.text.ranks import named_ranks, ranks_by
 
 _LONGEST_PERIOD_S = 1.0
+"""The time between two requests for the ranks' states, if a notice may come late enough."""
 _PERIODS_BEFORE_NOTICE = 5
 _SILENCE_WORTH_SAYING_S = 1.0
+"""A rank that has not answered for this long is described as silent."""
 _ANSWER_PATIENCE_S = 1.2
 _CONFIRM_PATIENCE_S = 0.3
 _GETS_READY = MainThreadState("call", busy_with="getting ready")
 """The state of a rank that has not answered since a run began."""
-
-
 _FINISHED_CELL = "has finished the cell"
 
 
@@ -32,14 +32,15 @@ class RankActivity:
     where: MainThreadState | None = None
     """The rank's state, or None if the rank has not answered yet or is no longer part of the cell or run."""
     for_s: float = 0.0
-    """How long the rank has been in this state, with nothing going through its process groups."""
+    """How long the rank has been in this state, with no traffic in its process groups, in seconds."""
     instead: str = ""
-    """Words that replace the state, such as 'has finished the cell'."""
+    """A text that replaces the state, such as 'has finished the cell'."""
     stands_still: bool = False
-    """Whether something outside of the rank's process keeps it from going on, such as SIGSTOP."""
+    """Whether something outside of the rank's process suspends it, such as SIGSTOP."""
 
     @property
     def waits(self) -> bool:
+        """Whether the rank is in a collective."""
         return self.where is not None and bool(self.where.collective) and not self.instead
 
     @property
@@ -49,11 +50,7 @@ class RankActivity:
 
     @property
     def words(self) -> str:
-        """The words that follow the rank's name."""
-        if self.instead:
-            return self.instead
-        if self.where is None:
-            return "has not answered yet"
+        """The text that follows the rank's name, with the time."""
         if self.waits:
             return f"{self.kind}, for {self.for_s:.0f} s"
         if self.is_busy:
@@ -62,12 +59,13 @@ class RankActivity:
 
     @property
     def kind(self) -> str:
-        """The same words without the time, which differs between ranks that reached one place at different
-        times."""
-        if self.instead or self.where is None:
-            return self.words
+        """The same text without the time, so that ranks at the same place can be grouped."""
+        if self.instead:
+            return self.instead
+        if self.where is None:
+            return "has not answered yet"
         if self.waits:
-            # The trainer's own lines are of no interest to the person.
+            # In a run the line would be one of nbgpu's own, so the step is named.
             place = f"step {self.where.step + 1}" if self.where.doing == "run" else self.where.place
             return f"waits in {self.where.collective}, {place}"
         if self.where.is_busy:
@@ -77,18 +75,17 @@ class RankActivity:
 
 
 def notice(activities: Mapping[int, RankActivity], after_s: float, since_busy_s: float = math.inf) -> str:
-    """Return the text of `describe_all` if a rank waits in a collective for `after_s` or stands still, else
-    nothing.
+    """Return the text of `describe_all` if a rank has waited in a collective for `after_s` or is suspended;
+    otherwise an empty text.
 
     Args:
         activities: what each rank is doing, by rank.
         after_s: the time that ranks may wait, in seconds.
-        since_busy_s: how long no rank has made progress with work that the others wait for; their waiting
-            before that is explained.
+        since_busy_s: the time, in seconds, since a rank last made progress with work of its own for which the
+            others had to wait. Only their waiting since then counts.
     """
     waits_s = [min(activity.for_s, since_busy_s) for activity in activities.values() if activity.waits]
-    # If all ranks wait in the same place, they have done so since the last one arrived; until then the others
-    # waited for that one.
+    # Ranks that are all in the same collective have hung only since the last one entered it.
     are_together = (
         len(waits_s) == len(activities) and len({activity.kind for activity in activities.values()}) == 1
     )
@@ -113,11 +110,12 @@ def describe_all(activities: Mapping[int, RankActivity]) -> str:
         parts.append(f"{named} {shortest if len(ranks) == 1 else _plural(shortest)}")
     if all_wait and len(parts) > 1:
         return "; ".join(parts) + ": they wait for each other"
-    return "; ".join(parts) + _about_uneven_batches(activities)
+    return "; ".join(parts) + _uneven_batches_advice(activities)
 
 
-def _about_uneven_batches(activities: Mapping[int, RankActivity]) -> str:
-    """Return what lets DDP end where some ranks had fewer batches; empty where it is something else."""
+def _uneven_batches_advice(activities: Mapping[int, RankActivity]) -> str:
+    """Return advice if some ranks wait in DDP's collectives for ranks that had fewer batches; else an empty
+    text."""
     in_ddp = any(
         activity.waits and activity.where.collective.startswith("DDP")
         for activity in activities.values()
@@ -136,7 +134,7 @@ def _plural(singular: str) -> str:
 
 
 class HangWatch:
-    """Follows what the ranks of a cell or of a run are doing.
+    """Samples what the ranks of a cell or a run are doing, and notices when they hang.
 
     Args:
         sampler: the object that asks the ranks.
@@ -144,8 +142,8 @@ class HangWatch:
         world_size: the number of ranks; some may not have been given the cell or run.
         notice_after_s: how long ranks wait in a collective before a notice appears; 0 for never.
         work: what was sent to the ranks.
-        is_busy: a function that returns whether a rank has last said that it does work by itself, such as
-            importing packages. The rank's last answer about its state may be older.
+        is_busy: a function that returns whether a rank's newest record in a run's folder says that it does
+            work by itself, such as importing packages. The record may be newer than the rank's last answer.
     """
 
     def __init__(
@@ -166,14 +164,15 @@ class HangWatch:
         self._period_s = min(_LONGEST_PERIOD_S, notice_after_s / _PERIODS_BEFORE_NOTICE or _LONGEST_PERIOD_S)
         self._asked_mono_s = self._began_mono_s = self._busy_mono_s = time.monotonic()
         self._here_since: dict[int, tuple[MainThreadState, float]] = {}
+        """The state of each rank, and when the rank was first seen in it, by the monotonic clock."""
         self.text = ""
         """The notice; empty while there is nothing to report."""
         self.longest_wait_s = 0.0
-        """The longest time for which any rank has stood still, or been in a collective with nothing going
-        through its process groups."""
+        """The longest time, in seconds, for which any rank has been suspended, or has waited in a collective
+        with no traffic in its process groups."""
 
     def check(self) -> None:
-        """Collect the ranks' answers and ask again, about once a second. Never wait."""
+        """Receive the ranks' answers and ask again, about once a second. Never wait."""
         self._collect_stacks()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
@@ -181,18 +180,18 @@ class HangWatch:
         self._asked_mono_s = now_s
         self._sampler.ask()
         activities = self._update_longest_wait()
-        # Count a rank that is no longer busy, too: it may take a moment to join the others, which have waited
-        # for long.
-        got_on_mono_s = [now_s - activity.for_s for activity in activities.values() if activity.is_busy]
-        self._busy_mono_s = max([self._busy_mono_s, *got_on_mono_s])
+        # `_busy_mono_s` also covers a rank that is no longer busy: it may take a moment to join the others,
+        # which have waited for long.
+        progress_mono_s = [now_s - activity.for_s for activity in activities.values() if activity.is_busy]
+        self._busy_mono_s = max([self._busy_mono_s, *progress_mono_s])
         if self._notice_after_s:
             self.text = notice(activities, self._notice_after_s, now_s - self._busy_mono_s)
 
     def wait_longer_than(self, seconds: float) -> bool:
-        """Return whether a rank has stood still, or waited in a collective, for more than `seconds`, and
-        still does.
+        """Return whether a rank has been suspended, or has waited in a collective, for more than `seconds`,
+        and still does.
 
-        If that was the case a second ago, ask the ranks again and wait for a moment.
+        The last answers may be a second old, so the ranks are asked again.
         """
         if self.longest_wait_s <= seconds:
             return False
@@ -202,13 +201,12 @@ class HangWatch:
         return self.longest_wait_s > seconds
 
     def _collect_stacks(self, patience_s: float = 0.0) -> None:
-        """Receive the ranks' answers, and keep since when each rank has been in its state."""
+        """Receive the ranks' answers, and note when each rank came into its state."""
         self._sampler.collect(patience_s)
         for rank, seen in list(self._sampler.seen.items()):
-            # An earlier state, such as that of a rank of a run before another rank was replaced, says nothing
-            # about this work.
-            is_of_now = seen.mono_s >= self._began_mono_s
-            if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
+            # An answer from before this work began, such as before a run went on, is left out.
+            is_current = seen.mono_s >= self._began_mono_s
+            if is_current and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s
 
     def _update_longest_wait(self) -> dict[int, RankActivity]:
@@ -225,38 +223,33 @@ class HangWatch:
         return describe_all(self._activities())
 
     def ask(self) -> None:
-        """Ask now, so that a rank that does not answer is known to be silent a moment later."""
+        """Ask the ranks now, so that one that does not answer counts as silent a moment later."""
         self._sampler.ask()
 
     def describe(self, rank: int) -> str:
-        """Return the state of a rank that did not come back, in words that follow its name."""
+        """Return the state of a rank that did not come back, as a text that follows its name."""
         activity = self._activity(rank)
-        if (
-            activity.instead
-            and not activity.stands_still
-            and (line := self._sampler.cell_line(rank)) is not None
-        ):
-            return f"{activity.words}, at cell line {line}"
-        return activity.words
+        is_silent = bool(activity.instead) and not activity.stands_still
+        line = self._sampler.cell_line(rank) if is_silent else None
+        return activity.words if line is None else f"{activity.words}, at cell line {line}"
 
     def not_back(self, ranks: Sequence[int]) -> str:
         """Return a message about ranks that did not come back although they were freed and interrupted: what
         each is doing, why, and what the person can do."""
         are_silent = all(self._sampler.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
-        # An answer from before the interrupts would not say how the code reacted to them.
+        # Ask again: answers from before the interrupts do not say how the code reacted to them.
         self._sampler.ask()
         self._collect_stacks(0.0 if are_silent else _ANSWER_PATIENCE_S)
         message = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._sampler.stands_still(rank) for rank in ranks):
             return f"{message}. To give up the rank's variables instead: {ways_out}"
-        reasons = "".join(
-            f" {reason}." for reason in dict.fromkeys(map(self._reason_for_absence, ranks)) if reason
-        )
+        different_reasons = dict.fromkeys(map(self._reason_for_absence, ranks))
+        reasons = "".join(f" {reason}." for reason in different_reasons if reason)
         return f"{message}.{reasons} Wait for it to end, or give up the rank's variables: {ways_out}"
 
     def _reason_for_absence(self, rank: int) -> str:
-        """Return why the interrupts did not bring a rank back; empty if its process stands still."""
+        """Return why the interrupts did not bring a rank back; empty if its process is suspended."""
         if self._sampler.stands_still(rank):
             return ""
         seen = None if self._sampler.silent_s(rank) else self._here_since.get(rank)
@@ -276,7 +269,8 @@ class HangWatch:
         return {rank: self._activity(rank) for rank in range(self._world_size)}
 
     def _activity(self, rank: int) -> RankActivity:
-        """Return what a rank is doing, from its reply, its silence and its last answer, in this order."""
+        """Return what a rank is doing. Its reply to the work says most, then its silence, then its last
+        answer."""
         if rank not in self._results:
             return RankActivity(instead=f"was not given the {self._work}")
         if self._results[rank].ready():
@@ -301,8 +295,6 @@ class HangWatch:
                 instead=self._sampler.silence(rank),
                 stands_still=self._sampler.stands_still(rank),
             )
-        if rank not in self._here_since:
-            return RankActivity()
         if here.is_busy:
             # The rank's progress is known only up to its last answer.
             return replace(here, for_s=max(0.0, here.for_s - silent_s))

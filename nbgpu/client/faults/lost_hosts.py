@@ -1,7 +1,7 @@
 """Decides how a cluster goes on when it has lost a host, by its setting `on_host_lost`.
 
-A host that is not heard for 10 s counts as lost. It has ended its own ranks 4 s before, so that none of them
-computes when the others form the next generation of the group.
+A host whose heartbeat is missing for 10 s counts as lost. Such a host ends its own ranks after 6 s, so that
+none of them still computes when the others form the next generation of the group.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Waiting:
     """How to wait for a host.
 
     Attributes:
-        goes_on: returns whether to wait on.
-        show: shows the person what is waited for; gets an empty text at the end.
+        goes_on: returns whether to continue to wait.
+        show: shows the person which host is waited for; it is called with an empty text at the end.
     """
 
     goes_on: Callable[[], bool]
@@ -35,16 +35,16 @@ class Waiting:
 
 
 class HostsGivenUpError(ClusterError):
-    """A host is lost, and the cluster does not go on without it now."""
+    """A host is lost, and the cluster cannot go on without it, or must not by `on_host_lost`."""
 
 
 class LostHosts:
     """Goes on without lost hosts, or waits for them.
 
     Args:
-        state: the cluster's.
-        changes: takes hosts and their ranks out, and back.
-        renumber: is called with the new numbers of ranks, by those from before.
+        state: the state of the cluster.
+        changes: removes hosts with their ranks from the cluster, and adds them again.
+        renumber: is called with the new numbers of the remaining ranks, by their former numbers.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LostHosts:
         self._changes = changes
         self._renumber = renumber
         self.places: dict[int, str] = {}
-        """The hosts on which ranks get their new engines, where these are other hosts than before."""
+        """The hosts on which ranks get new engines, by rank, if their former host is replaced by another."""
 
     def what_the_next_cell_does(self) -> str:
         """Return a message about the host that the next cell waits for; empty if it waits for none."""
@@ -69,18 +69,19 @@ class LostHosts:
         )
 
     def go_on(self, waiting: Waiting | None = None) -> list[str]:
-        """Let the cluster go on if hosts are lost; return lines for the person.
+        """If hosts are lost, wait for them or go on without them, by `on_host_lost`. Return lines that tell
+        the person what happened.
 
         Args:
-            waiting: how to wait for a host; None shows a notice under the cell until it is stopped.
+            waiting: how to wait for a host; None shows a notice under the cell, and waits until a stop.
 
         Raises:
-            HostsGivenUpError: it does not go on.
+            HostsGivenUpError: the cluster does not go on.
         """
         lost = self._state.pool.lost()
         if not lost:
             return []
-        policy = self._state.config.on_host_lost
+        policy, launcher = self._state.config.on_host_lost, self._state.pool.launcher
         self._state.pool.start_again()
         if policy == "wait":
             return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
@@ -88,13 +89,13 @@ class LostHosts:
         if policy == "stop":
             raise HostsGivenUpError(
                 f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). "
-                f"{self._kept(lost, ' %pull still gets them.')} {self._state.pool.launcher.when_lost()}"
+                f"{self._kept(lost, ' %pull still gets them.')} {launcher.when_lost()}"
             )
-        if self._state.pool.launcher.is_over():
-            raise HostsGivenUpError(f"{_named(lost)} lost. {self._state.pool.launcher.when_lost()}")
+        if launcher.is_over():
+            raise HostsGivenUpError(f"{_named(lost)} lost. {launcher.when_lost()}")
         if len(ranks) == len(self._state.ranks):
             raise HostsGivenUpError(
-                f"{_named(lost)} lost, and no other host has ranks. {self._state.pool.launcher.when_lost()}"
+                f"{_named(lost)} lost, and no other host has ranks. {launcher.when_lost()}"
             )
         message = self._describe_shrinking(lost, ranks)
         self.places = {}
@@ -109,8 +110,8 @@ class LostHosts:
         return [rank for rank, process in processes.items() if process.host in names]
 
     def _kept(self, lost: Sequence[OtherHost], advice: str = "") -> str:
-        """Return a sentence about the ranks that have kept their variables, with the advice where there are
-        such ranks."""
+        """Return a sentence about the ranks that have kept their variables, followed by the advice if there
+        are such ranks."""
         gone = self.ranks_on(lost)
         kept = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         if not kept:
@@ -118,50 +119,51 @@ class LostHosts:
         return f"{named_ranges(kept).capitalize()} kept all variables.{advice}"
 
     def _describe_shrinking(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
-        """Return a message about the ranks that stay without lost hosts, and their new numbers."""
-        staying = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
-        count = count_of_ranks(len(staying))
+        """Return a message about the ranks that remain without the lost hosts, and their new numbers."""
+        remaining = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
+        count = count_of_ranks(len(remaining))
         message = f"{_named(lost)} lost, and the cluster goes on with {count}. {self._kept(lost)}"
-        moved = {rank: new for new, rank in enumerate(staying) if rank != new}
+        moved = [f"{rank} is {new}" for new, rank in enumerate(remaining) if rank != new]
         if moved:
-            message += f" They have other numbers now: {', '.join(f'{r} is {n}' for r, n in moved.items())}."
+            message += f" They have other numbers now: {', '.join(moved)}."
         return f"{message} When a host comes back, the cluster takes it before the next cell"
 
     def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
-        """Wait until each lost host is back or replaced; return a line for each.
+        """Wait until each lost host is back or replaced by another; return a line for each.
 
         Raises:
-            HostsGivenUpError: they cannot come back, did not come in time, or nobody wants to wait.
+            HostsGivenUpError: a host cannot come back, did not come back in time, or is no longer waited for.
         """
-        begun_s = time.monotonic()
-        patience_s = self._state.config.host_patience_s
+        patience_s, launcher = self._state.config.host_patience_s, self._state.pool.launcher
+        give_up_mono_s = time.monotonic() + patience_s
         ranks_of = {host: self.ranks_on([host]) for host in lost}
         lines = []
         try:
             while still_lost := self._state.pool.lost():
-                # Each lost host, and the one in its place, which may be one that had no ranks.
+                # A spare host, which had no ranks, may take the place of a lost one.
                 for before, now in self._changes.take_returned_hosts():
                     self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
                 obstacles = "; ".join(self._state.pool.obstacles())
                 names = " and ".join(f"host {host.name}" for host in still_lost)
-                if self._state.pool.launcher.is_over():
+                are = "are" if len(still_lost) > 1 else "is"
+                if launcher.is_over():
                     raise HostsGivenUpError(
-                        f"{names} cannot come back. {self._kept(still_lost)} {self._state.pool.launcher.when_lost()}"
+                        f"{names} cannot come back. {self._kept(still_lost)} {launcher.when_lost()}"
                     )
-                if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
-                    waited = (
+                if not waiting.goes_on() or time.monotonic() > give_up_mono_s:
+                    outcome = (
                         f"did not come back within {patience_s:g} s (host_patience_s)"
                         if waiting.goes_on()
-                        else f"{'are' if len(still_lost) > 1 else 'is'} not waited for any more"
+                        else f"{are} not waited for any more"
                     )
                     reason = f"{obstacles}. " if obstacles else ""
                     raise HostsGivenUpError(
-                        f"{names} {waited}. {reason}{self._kept(still_lost)} The next cell waits once more. "
-                        f"{self._state.pool.launcher.when_lost()}"
+                        f"{names} {outcome}. {reason}{self._kept(still_lost)} The next cell waits once more. "
+                        f"{launcher.when_lost()}"
                     )
-                text = f"waiting for {names}, which {'are' if len(still_lost) > 1 else 'is'} lost; Stop ends the wait"
+                text = f"waiting for {names}, which {are} lost; Stop ends the wait"
                 waiting.show(f"{text}. {obstacles}" if obstacles else text)
                 time.sleep(_LOOK_PERIOD_S)
         finally:

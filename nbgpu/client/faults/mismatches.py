@@ -1,8 +1,8 @@
-"""Describes, in nbgpu's words, ranks that called different collectives, or the same with different shapes.
+"""Describes ranks that called different collectives, or the same one with tensors of different shapes.
 
-torch compares the ranks' calls in debug mode (TORCH_DISTRIBUTED_DEBUG=DETAIL) and says on each rank how its
-own call differs from another's. What a rank reports about another can be wrong if one of them has no tensors
-(torch 2.13 takes a barrier for a reduce), so only the part about a rank's own call is used.
+torch compares the ranks' calls in debug mode (TORCH_DISTRIBUTED_DEBUG=DETAIL). Each rank's error then
+describes its own call and another rank's. The description of the other rank can be wrong if one of the calls
+has no tensors (torch 2.13 takes a barrier for a reduce), so it is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all_single",
 }
-"""torch's names that differ by more than upper case from the function that a person calls."""
+"""The functions of torch.distributed, by torch's internal name, if the names differ by more than case."""
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -43,7 +43,8 @@ _DTYPES = {
 
 
 def explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """Return a failure for each rank with the calls of all ranks, or nothing if there was no mismatch."""
+    """Return, for each rank, a failure that describes the calls of all ranks; empty if there was no
+    mismatch."""
     if not any(failure.message.startswith(_MISMATCH) for failure in failures):
         return []
     ranks_by_call = ranks_by((_call(failure), failure.rank) for failure in failures)
@@ -52,7 +53,7 @@ def explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
 
 
 def _call(failure: RankFailure) -> str:
-    """Return a rank's call in words, such as 'called all_reduce of float32[4] at cell line 3'."""
+    """Describe a rank's call, such as 'called all_reduce of float32[4] at cell line 3'."""
     traceback = _ANSI.sub("", failure.traceback)
     name, tensor = "", ""
     if failure.message.startswith(_MISMATCH) and (fingerprint := _FINGERPRINT.search(failure.message)):
@@ -60,9 +61,9 @@ def _call(failure: RankFailure) -> str:
         if fingerprint["dtype"] is not None:
             tensor = f" of {_DTYPES.get(fingerprint['dtype'], fingerprint['dtype'].lower())}[{fingerprint['shape']}]"
     if called := _IN_COLLECTIVE.search(traceback):
-        name = called[1]  # the function that the person wrote: barrier, where torch says all_reduce
-    lines = _CELL_LINE.findall(traceback)
-    # The outermost lines are the cell's; the lines below them belong to functions from earlier cells.
-    in_cell = [line for cell, line in lines if cell == lines[0][0]]
+        name = called[1]  # the function that the person called: barrier, where torch says all_reduce
+    # The outermost frame is the cell's; frames of functions from earlier cells come below.
+    places = _CELL_LINE.findall(traceback)
+    in_cell = [line for cell, line in places if cell == places[0][0]]
     where = f" at cell line {in_cell[-1]}" if in_cell else ""
     return f"called {name}{tensor}{where}" if name else f"failed{where}"

@@ -27,11 +27,14 @@ from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import named_ranges
 
 _ANSWER_PATIENCE_S = 1.0
-_GOES_ON_PATIENCE_S = 10.0
+_RESUMED_PATIENCE_S = 10.0
+"""How long a rank may take to come back whose process was suspended and has been resumed."""
 _FREED_PATIENCE_S = 5.0
+"""How long a rank may take to come back after it was freed."""
 _WATCH_PERIOD_S = 0.1
 _POLL_PERIOD_S = 0.01
 _MAX_REPLACEMENTS = 3
+"""How often dead ranks are replaced if others die meanwhile."""
 
 
 class Recovery:
@@ -43,45 +46,45 @@ class Recovery:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what is known of the engines, because other ones are started."""
+        """Begin with no record of ranks, because other engines are started."""
         self._abandoned: dict[int, Reply] = {}
-        """The cells from which ranks did not come back, by rank."""
+        """The pending replies to a cell from which ranks did not come back, by rank."""
         self._submitted: dict[int, Reply] = {}
-        """The newest cell for which no caller waits, by rank."""
+        """The pending replies to the newest cell for which no caller waits, by rank."""
         self._freed_mono_s = -math.inf
-        """When ranks were last freed: those of a submitted cell in which one failed, or of a cell that was
-        given up."""
+        """When the ranks of a submitted or an abandoned cell were last freed, by the monotonic clock."""
         self._stood_still: set[int] = set()
-        """The ranks whose processes were stopped when the cell was abandoned."""
+        """The ranks whose processes were suspended when the cell was abandoned."""
         self._empty: set[int] = set()
-        """The ranks with a new engine about which the person has not read yet."""
+        """The ranks with a new engine that no message has mentioned yet."""
         self._reported_signals: set[str] = set()
         self.hosts.places.clear()
 
     def make_ready(self, last_run: Path | None) -> None:
-        """Make sure that all ranks are there and free before work is sent, or say why they are not. Call in
-        an `uninterrupted` block.
+        """Make sure that all ranks are alive, idle and in one process group before work is sent. Call in an
+        `uninterrupted` block.
 
         Args:
             last_run: the folder of the ranks' last run, or None if there was none.
 
         Raises:
-            ClusterError: ranks were replaced, which must be known before anything is sent, or are still in an
-                earlier cell.
+            ClusterError: ranks were replaced, and the person must know that they are empty before code is
+                sent to them; or ranks are still in an earlier cell.
         """
-        self._replace_ranks_that_went()
+        self._replace_dead_ranks()
         self._readmit_abandoned_ranks(last_run)
         self._repair_after_cells()
 
-    def _replace_ranks_that_went(self) -> None:
-        """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
+    def _replace_dead_ranks(self) -> None:
+        """Replace ranks whose processes ended between two cells, and readmit hosts that are back; raise
+        ClusterError with a message about the new, empty ranks if there are any."""
         gone = self._state.ranks.gone_together()
         if gone:
             ended: list[str] = []
             try:
                 message = self.replace_all_gone(ended=ended)
             except HostsGivenUpError as error:
-                # Another host may have been lost, and given up, a moment before.
+                # The error is about this lost host. Other ranks may have ended before, and are named too.
                 earlier = [] if ended == list(gone.values()) else [sentence("; ".join(ended))]
                 raise ClusterError(" ".join([*earlier, str(error)])) from None
             self._state.ranks.add_spares(self._state.config.spare)
@@ -92,7 +95,8 @@ class Recovery:
             raise ClusterError(f"{came}\nNothing was run: run it again")
 
     def _readmit_abandoned_ranks(self, last_run: Path | None) -> None:
-        """Form the group again if the ranks of an abandoned cell are back, or if the forming was cut short.
+        """Form the group again if the ranks of an abandoned cell are back, or if an earlier attempt to form
+        it was interrupted.
 
         Raises:
             ClusterError: a rank is not back.
@@ -100,38 +104,36 @@ class Recovery:
         if not self._abandoned and self._state.ranks.group_is_whole:
             return
         if self._stood_still & set(self._busy()) and not self._state.ranks.standstills(self._busy()):
-            # The rank goes on, perhaps with a cell that was stopped before the rank had begun it.
+            # A suspended rank has resumed. It may only now begin a cell that was stopped meanwhile.
             self.stop_cell()
             # On a busy machine such a rank takes longer to come back than any other.
-            self._wait_while_busy(time.monotonic() + _GOES_ON_PATIENCE_S)
+            self._wait_while_busy(time.monotonic() + _RESUMED_PATIENCE_S)
         self._wait_while_busy(self._freed_mono_s + _FREED_PATIENCE_S)
         if busy := self._busy():
-            named = ", ".join(map(str, busy))
-            standing = self._state.ranks.standstills(busy)
-            message = f"rank(s) {named} are still in an earlier cell"
-            if standing:
-                reasons = "; ".join(
-                    f"rank {rank} does not answer: {reason}" for rank, reason in standing.items()
-                )
-                ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
-                raise ClusterError(
-                    f"{message}. {reasons}. To give up the rank's variables instead: {ways_out}"
-                )
-            raise ClusterError(
-                f"{message}. Wait for them, or stop it with nbgpu.current().stop_cell(), which C code may not hear. If "
-                f"neither helps, give up their variables: {', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
-            )
+            raise ClusterError(self._describe_busy(busy))
         self._abandoned = {}
         self._stood_still = set()
         self._state.news += self._form_group()
         if last_run is not None:
-            # The ranks did not hear that the run was stopped, so it has not been ended there, and its model
-            # takes up memory.
+            # The ranks may have been stuck when the last run ended, so they still hold its model in memory.
             self._state.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
 
+    def _describe_busy(self, ranks: Sequence[int]) -> str:
+        """Return a message about ranks that are still in an abandoned cell, with what the person can do."""
+        message = f"rank(s) {', '.join(map(str, ranks))} are still in an earlier cell"
+        standstills = self._state.ranks.standstills(ranks)
+        restarts = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standstills or ranks)
+        if standstills:
+            reasons = [f"rank {rank} does not answer: {reason}" for rank, reason in standstills.items()]
+            return f"{message}. {'; '.join(reasons)}. To give up the rank's variables instead: {restarts}"
+        return (
+            f"{message}. Wait for them, or stop it with nbgpu.current().stop_cell(), which C code may not hear. If "
+            f"neither helps, give up their variables: {restarts}"
+        )
+
     def _repair_after_cells(self) -> None:
-        """Form the group again if a cell has ended it, and name the signal handlers that the ranks have
-        restored."""
+        """Form the group again if a cell's code has ended it, and report the signal handlers that a cell has
+        replaced and the ranks have restored."""
         if ended := self._state.ranks.without_group():
             lines = self._form_group()
             self._state.news += [
@@ -155,20 +157,20 @@ class Recovery:
         stop: threading.Event | None = None,
         show: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for the ranks, and repair the group. Meanwhile `watch.check` frees those that wait for one
-        that failed.
+        """Wait until the ranks are back, and form the group again if necessary. If a rank fails, the others
+        are freed.
 
         Args:
-            watch: watches these ranks.
+            watch: the watch over these ranks.
             results: the pending replies, by rank.
-            stop: ends the wait, as the stop button does, when it is set.
-            show: is called again and again meanwhile.
+            stop: stops the ranks, as the stop button does, when it is set.
+            show: is called several times a second meanwhile.
 
         Raises:
             RankError: ranks failed.
             ClusterError: ranks did not come back although they were freed and interrupted, and none failed.
             RunError: `stop` was set.
-            KeyboardInterrupt: the person stopped it; the ranks were stopped, too.
+            KeyboardInterrupt: the kernel was interrupted; the ranks were stopped, too.
         """
         is_stopped = False
         try:
@@ -199,7 +201,7 @@ class Recovery:
             raise RankError(failed, world_size)
 
     def stop(self, watch: RankWatch, results: Mapping[int, Reply]) -> None:
-        """Stop the ranks as the stop button would, and repair the group if all come back."""
+        """Stop the ranks as the stop button would, and form the group again if all come back."""
         try:
             watch.stop()
         except KeyboardInterrupt:
@@ -214,15 +216,17 @@ class Recovery:
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
     ) -> list[str]:
-        """Repair the group once all ranks are back or gone; replace those that are gone.
+        """Once all ranks are back or gone, replace those that are gone, and form the group again if the cell
+        may have disturbed it.
 
         Args:
             watch: the watch over the results.
             results: the pending replies, by rank.
-            failed: ranks that raised, whose state is not trusted if the ranks differ.
+            failed: ranks that raised, whose copy of a model is not trusted if the ranks' copies differ.
 
         Returns:
-            Lines for the person.
+            Lines that tell the person what happened. Errors are among them, because the person must first see
+            the errors that the ranks raised.
         """
         try:
             if watch.gone and (message := self.hosts.what_the_next_cell_does()):
@@ -236,22 +240,21 @@ class Recovery:
         except HostsGivenUpError as error:
             return [str(error)]
         except NbgpuError as error:
-            # The person must see the errors that the ranks raised, and not this one.
             if not self._busy():
                 self.abandon_cell(results)
             return [
                 f"the process group could not be formed again, and the next cell tries once more: {error}"
             ]
         except KeyboardInterrupt:
-            # The cell is over, and reports how it ended.
+            # The caller reports how the cell ended, so the interrupt is not raised.
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
     def _form_group(self, failed: Sequence[int] = ()) -> list[str]:
         """Form the process group again; see `Ranks.regroup`.
 
-        A rank that does not come is treated like one that did not come back from a cell: the next cell does
-        not wait for it, and a restart ends it.
+        If a rank does not join, the cell counts as abandoned: the next cell is refused until the rank is back
+        or restarted.
         """
         try:
             return self._state.ranks.regroup(failed)
@@ -262,21 +265,22 @@ class Recovery:
             ) from None
 
     def _describe_absence(self, ranks: Sequence[int], results: Mapping[int, Reply]) -> str:
-        """Return what each of these ranks is doing that did not come back, and what the person can do."""
+        """Return a message about ranks that did not come back: what each is doing, and what the person can
+        do."""
         with closing(HangWatch(self._state.stack_sampler(), results, len(self._state.ranks), 0)) as hangs:
             return hangs.not_back(ranks)
 
     def replace_gone(self, waiting: Waiting | None = None, ended: MutableSequence[str] | None = None) -> str:
-        """Give new engines to ranks whose processes have ended; return what happened, in words.
+        """Give new engines to ranks whose processes have ended; return a message about what happened.
 
-        Where their host is lost, the cluster's `on_host_lost` says what happens.
+        For ranks on a lost host the cluster's `on_host_lost` decides.
 
         Args:
             waiting: how to wait for a lost host, as for `LostHosts.go_on`.
-            ended: is given a line for each of these ranks, which says how it ended.
+            ended: a list to which a line for each of these ranks is added, which says how it ended.
         """
         ended = [] if ended is None else ended
-        # Asked again below: a lost host's ranks may have left the group by then, and others may have ended.
+        # `gone` is read again below: `go_on` may remove ranks of a lost host, and others may end meanwhile.
         ended.extend(how for how in self._state.ranks.gone().values() if how not in ended)
         lines = self.hosts.go_on(waiting)
         gone = self._state.ranks.gone_together()
@@ -288,7 +292,7 @@ class Recovery:
             else:
                 lost = self._form_group()
         except BaseException as error:
-            # Ranks that have not got their new engine are still gone, and the next cell reports them.
+            # Ranks that have got their new engine are named in the next message; the others are still gone.
             self._empty |= set(gone) - set(self._state.ranks.gone())
             if isinstance(error, KeyboardInterrupt):
                 self._state.news += self._report_replaced(())
@@ -296,14 +300,15 @@ class Recovery:
         return "\n".join([*lines, *self._report_replaced(gone), *lost])
 
     def _report_replaced(self, gone: Iterable[int]) -> list[str]:
-        """Return a line about these ranks, which have just got new engines, and those that no line has
-        reported yet."""
+        """Return a line about these ranks, which have just got new engines, and about those in `_empty`; no
+        line if there are none."""
         replaced = sorted(self._empty.union(gone))
         self._empty.clear()
         return [self._describe_replaced(replaced)] if replaced else []
 
     def _renumber(self, numbers: Mapping[int, int]) -> None:
-        """Give all that is kept by rank the ranks' new numbers, by those from before; others are lost."""
+        """Apply new numbers of ranks to all that is kept by rank. `numbers` has the new number of each rank
+        that stays, by its former number."""
         self._submitted = {numbers[rank]: reply for rank, reply in self._submitted.items() if rank in numbers}
         self._abandoned = {numbers[rank]: reply for rank, reply in self._abandoned.items() if rank in numbers}
         self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
@@ -312,11 +317,7 @@ class Recovery:
     def replace_all_gone(
         self, waiting: Waiting | None = None, ended: MutableSequence[str] | None = None
     ) -> str:
-        """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
-
-        Args:
-            waiting: as for `replace_gone`.
-            ended: as for `replace_gone`.
+        """Call `replace_gone`, with the same arguments, again for ranks that die meanwhile.
 
         Raises:
             NbgpuError: a rank cannot be replaced, or ranks keep dying.
@@ -332,8 +333,8 @@ class Recovery:
         return self.replace_gone(waiting, ended)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
-        """Say that these ranks are new and empty, which ranks kept their variables, and how to get more
-        back."""
+        """Return a message that says that these ranks are new and empty, which ranks kept their variables,
+        and how to run the cells of a new rank again."""
         kept = [rank for rank in range(len(self._state.ranks)) if rank not in ranks]
         return (
             f"{named_ranges(ranks)} {'was replaced and is' if len(ranks) == 1 else 'were replaced and are'} empty; "
@@ -342,11 +343,11 @@ class Recovery:
         )
 
     def abandon_cell(self, results: Mapping[int, Reply]) -> None:
-        """Keep the pending replies of ranks that did not come back from a cell. Until they do, the ranks get
-        no other cell, and their questions no answers."""
+        """Give up a cell from which ranks did not come back. Until they do, no other cell is sent, and
+        questions that they ask by `input()` are not answered."""
         self._state.stop_listening()
         self._abandoned = dict(results)
-        # They were freed and interrupted. On a busy machine some come back a moment after they were given up.
+        # The ranks were freed and interrupted. On a busy machine some come back a moment later.
         self._freed_mono_s = time.monotonic()
         self._stood_still = set(self._state.ranks.standstills(self._busy()))
 
@@ -360,8 +361,8 @@ class Recovery:
         return [rank for rank, result in self._abandoned.items() if not result.ready()]
 
     def note_submitted(self, results: Mapping[int, Reply]) -> None:
-        """Keep a cell for which no caller waits, so that `stop_cell` reaches it, and free its ranks when one
-        of them fails."""
+        """Keep the pending replies to a cell for which no caller waits, so that `stop_cell` can stop it, and
+        free its ranks when one of them fails."""
         self._submitted = dict(results)
         ranks = self._state.ranks
         generation = ranks.assignment.generation
@@ -369,7 +370,7 @@ class Recovery:
         def on_answer(_: object) -> None:
             pending = [result for result in results.values() if not result.ready()]
             if pending and failures({rank: r for rank, r in results.items() if r.ready()}):
-                # This is ipyparallel's thread, and hosts are reached through it.
+                # Callbacks run on ipyparallel's thread, which `sever` needs to send messages to hosts.
                 threading.Thread(target=free, name="nbgpu-free-submitted", daemon=True).start()
 
         def free() -> None:
@@ -384,16 +385,16 @@ class Recovery:
             result.add_done_callback(on_answer)
 
     def stop_cell(self) -> None:
-        """Stop a cell that ranks are still in although no caller waits for it, as the stop button would."""
+        """Stop a submitted or abandoned cell, for which no caller waits, as the stop button would."""
         RankWatch(self._state.ranks, {**self._submitted, **self._abandoned}).stop()
 
     @uninterrupted()
     def adopt_cell(self) -> None:
-        """Take over the cell that was running when the notebook ended: wait a moment for it, and form the
-        group again if it failed. A cell that goes on counts as abandoned."""
+        """Take over the cell that was running when the notebook ended: wait a moment for its end, and form
+        the group again if it failed. A cell that goes on counts as abandoned."""
         group_is_whole = self._state.ranks.group_is_whole
         if not group_is_whole:
-            # The notebook ended while the group was formed: the ranks that came wait for ranks that were not
+            # The notebook ended while the group was formed, so some ranks wait for ranks that were never
             # called.
             self._state.ranks.sever()
         self._abandoned = self._state.ranks.call(Call.LAST_CELL_FAILED)
@@ -401,16 +402,16 @@ class Recovery:
         for result in self._abandoned.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._abandoned.values()):
-            asked, self._abandoned = self._abandoned, {}
-            if any(collect(asked).values()) or not group_is_whole:
+            replies, self._abandoned = self._abandoned, {}
+            if any(collect(replies).values()) or not group_is_whole:
                 self._form_group()
 
     @uninterrupted()
     def restart(self, rank: int, replay: bool) -> str:
-        """End a rank and put a new engine in its place; return what happened, in words.
+        """End a rank and put a new engine in its place; return a message about what happened.
 
         Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is
-        given up as well: without it there is no group.
+        replaced as well, because the group cannot be formed without it.
 
         Args:
             rank: the rank to end.
@@ -423,6 +424,7 @@ class Recovery:
             lines_by_rank[rank] = self._state.history.run_again(rank, self._state.ranks[rank])
 
         if not replay:
+            # `lines_by_rank` is filled here instead; the last rank's line also names those that were kept.
             for ended in given_up:
                 self._state.history.forget(ended)
                 lines_by_rank[ended] = ["it is empty"]
@@ -430,30 +432,19 @@ class Recovery:
             lines_by_rank[given_up[-1]][0] += f"; {named_ranges(kept)} kept all variables" if kept else ""
         lost = self._state.ranks.replace(given_up, run_again if replay else None)
         self._state.ranks.add_spares(self._state.config.spare)
+        because = " was still in an earlier cell, did not come back, and was given up as well. It"
         lines = []
         for ended in given_up:
-            because = (
-                ""
-                if ended == rank
-                else " was still in an earlier cell, did not come back, and was given up as well. It"
-            )
-            lines += [
-                f"rank {ended}{because} has a new process, {self._state.ranks.pids[ended]}: {lines_by_rank[ended][0]}",
-                *lines_by_rank[ended][1:],
-            ]
+            first, *others = lines_by_rank[ended]
+            named = f"rank {ended}{'' if ended == rank else because}"
+            lines += [f"{named} has a new process, {self._state.ranks.pids[ended]}: {first}", *others]
         return "\n".join([*lines, *lost])
 
     def _stop_all_but(self, rank: int) -> list[int]:
-        """Stop the cells that other ranks are still in although no caller waits; return the ranks that do not
-        come back."""
+        """Stop the other ranks that are still in an abandoned cell; return those that do not come back."""
         others = {r: result for r, result in self._abandoned.items() if r != rank}
         watch = RankWatch(self._state.ranks, others)
         if watch.pending():
             watch.stop()
-            # The first rank that is given up ends the waiting.
-            while set(watch.pending()) - set(watch.stuck()):
-                time.sleep(_POLL_PERIOD_S)
-                watch.check()
-                take_interrupt()
         self._abandoned = {}
-        return watch.stuck()
+        return watch.pending()

@@ -1,8 +1,9 @@
-"""Tab and Shift-Tab in distributed cells: a rank answers, because the names are defined on the ranks.
+"""Completion (Tab) and inspection (Shift-Tab) in distributed cells, which a rank does because the names are
+defined there.
 
-The notebook's kernel gets the requests. It passes those whose cursor is in code for the ranks on to a rank,
-whose kernel replies as it would in a notebook of its own. The kernel does not wait for a busy rank, because
-the page would stand still while the user types.
+The notebook's kernel gets the requests. If the cursor is in code for the ranks, it forwards the request to a
+rank, whose own kernel replies. It does not wait for a busy rank, because the page would freeze while the user
+types.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from nbgpu.protocol.calls import Call
 _log = logging.getLogger("nbgpu.cluster")
 
 _BUSY_AFTER_S = 0.2
-"""A rank that has not begun with a request by then is in a cell or in a run."""
+"""A rank that has not begun to handle a request by then is in a cell or in a run."""
 _ANSWER_PATIENCE_S = 1.5
-"""The first answer takes a second, as in any kernel, because IPython loads jedi. JupyterLab waits for one."""
+"""The first answer takes a second, as in any kernel, because IPython imports jedi."""
 
 _CELL = re.compile(
     r"(?:[^\S\n]*(?:#[^\n]*|%%(?:time|timeit|capture)\b[^\n]*)?\n)*"
@@ -42,13 +43,13 @@ _VARIABLES = re.compile(
     r"[^\S\n]*%(?:pull|nbgpu[^\S\n]+vars)(?P<words>(?:[^\S\n]+\S+)*)[^\S\n]+(?=[^\s-]*\Z)"
 )
 """The line of a magic up to the place at which it takes a variable of the ranks."""
-_OWN_LINE = re.compile(r"[^\S\n]*(?P<command>%%?\w+(?:[^\S\n]+\w+)?)[^\S\n]+(?P<rest>.*)", re.DOTALL)
+_MAGIC_LINE = re.compile(r"[^\S\n]*(?P<command>%%?\w+(?:[^\S\n]+\w+)?)[^\S\n]+(?P<rest>.*)", re.DOTALL)
 _RANKS = re.compile(r"--ranks[\s=]+(?P<first>\d+)")
 
 
 @dataclass(frozen=True)
 class NameRequest:
-    """A request for names in code for the ranks, at the position of the cursor."""
+    """A request to complete or inspect the name at the cursor, in code for the ranks."""
 
     code: str
     cursor: int
@@ -56,14 +57,18 @@ class NameRequest:
     begin: int
     """The position of `code` in the notebook's cell."""
     rank: int = 0
-    """The rank to ask: the first that the code is for."""
+    """The first rank that the code is for."""
     only_variables: bool = False
-    """Whether keywords and builtins are left out of the answer."""
+    """Whether keywords and builtins are removed from the reply."""
 
 
 def name_request(cell: str, cursor: int) -> NameRequest | None:
-    """The request to the ranks for a cursor in a cell; None where the cursor is in code for the notebook
-    itself."""
+    """Return the request for a cursor in a cell; None if the cursor is not in code for the ranks.
+
+    Args:
+        cell: the text of the notebook's cell.
+        cursor: the position of the cursor in it, in characters.
+    """
     if (found := _CELL.match(cell)) is not None:
         if cursor < found.end():
             return None
@@ -86,16 +91,21 @@ def name_request(cell: str, cursor: int) -> NameRequest | None:
     return NameRequest(code, cursor - found.end(), found.end())
 
 
-def words_that_fit(cell: str, cursor: int, words: Mapping[str, Sequence[str]]) -> list[str]:
-    """The words that may follow in the line of a magic. `words` has them by command, such as '%nbgpu
-    start'."""
-    found = _OWN_LINE.fullmatch(cell[cell.rfind("\n", 0, cursor) + 1 : cursor])
-    if found is None:
+def fitting_options(cell: str, cursor: int, options: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the words that complete the one at the cursor in the line of a magic.
+
+    Args:
+        cell: the text of the notebook's cell.
+        cursor: the position of the cursor in it, in characters.
+        options: the options and subcommands by command, such as '%push' and '%nbgpu start'.
+    """
+    line = _MAGIC_LINE.fullmatch(cell[cell.rfind("\n", 0, cursor) + 1 : cursor])
+    if line is None:
         return []
-    commands = (" ".join(found["command"].split()), found["command"].split()[0])
-    known = next((words[command] for command in commands if command in words), ())
-    begun = _last_word(found["rest"])
-    return [word for word in known if word.startswith(begun)]
+    magic, *subcommand = line["command"].split()
+    candidates = options.get(" ".join([magic, *subcommand]), options.get(magic, ()))
+    begun = _last_word(line["rest"])
+    return [word for word in candidates if word.startswith(begun)]
 
 
 def _last_word(text: str) -> str:
@@ -110,34 +120,34 @@ class NamesOnRanks:
 
     Args:
         kernel: the notebook's kernel.
-        words: the words that may follow the beginning of a magic's line, such as '%nbgpu start'.
+        options: the options and subcommands by command of a magic, such as '%nbgpu start'.
     """
 
-    def __init__(self, kernel: Any, words: Mapping[str, Sequence[str]]) -> None:
-        """Take the place of the kernel's own handlers, which still answer for code of the notebook itself."""
+    def __init__(self, kernel: Any, options: Mapping[str, Sequence[str]]) -> None:
+        """Replace the kernel's own handlers, which are still called for code of the notebook itself."""
         self._kernel = kernel
-        self._words = words
+        self._options = options
         self._complete_here: Callable[..., Any] = kernel.do_complete
         self._inspect_here: Callable[..., Any] = kernel.do_inspect
         self._unanswered: WeakKeyDictionary[Ranks, dict[int, Reply]] = WeakKeyDictionary()
-        """The unanswered request of each rank, which gets no other one meanwhile. Stopped ranks never
-        answer."""
+        """The pending reply of each rank, which gets no other request meanwhile. The keys are weak, because
+        ranks that were stopped never reply."""
         kernel.do_complete = self._complete
         kernel.do_inspect = self._inspect
 
     def close(self) -> None:
-        """Restore the kernel's own functions, unless other code has replaced them by now."""
-        for name, own in (("do_complete", self._complete), ("do_inspect", self._inspect)):
-            if self._kernel.__dict__.get(name) == own:
+        """Restore the kernel's own handlers, unless other code has replaced these by now."""
+        for name, handler in (("do_complete", self._complete), ("do_inspect", self._inspect)):
+            if vars(self._kernel).get(name) == handler:
                 delattr(self._kernel, name)
 
     def _complete(self, code: str, cursor_pos: int | None) -> Any:
-        """Reply to Tab: with the words of a magic's line, the settings of a call of nbgpu, the names of a
-        rank, or else what IPython completes. ipykernel takes a reply and an awaitable alike."""
+        """Reply to Tab with the options of a magic, the settings in a call of nbgpu, or the names of a rank;
+        otherwise as IPython does. ipykernel accepts a reply or an awaitable."""
         _note_use()
         cursor = len(code) if cursor_pos is None else cursor_pos
         request = name_request(code, cursor)
-        if request is None and (fitting := words_that_fit(code, cursor, self._words)):
+        if request is None and (fitting := fitting_options(code, cursor, self._options)):
             return _reply(fitting, cursor - len(_last_word(code[:cursor])), cursor)
         if request is None and not settings_help.has_matchers():
             begun, settings = settings_help.completed(code[:cursor], self._kernel.shell.user_ns)
@@ -149,8 +159,8 @@ class NamesOnRanks:
         return self._complete_there(cluster, request, cursor)
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
-        """Reply to Shift-Tab: with the help for settings of a call of nbgpu, with what a rank says of a name
-        in its code, or else with IPython's help."""
+        """Reply to Shift-Tab with a rank's help for a name, or the help for a setting in a call of nbgpu;
+        otherwise as IPython does."""
         _note_use()
         request = name_request(code, cursor_pos)
         cluster = current_or_none() if request else None
@@ -162,26 +172,27 @@ class NamesOnRanks:
         return self._inspect_there(cluster, request, detail_level, list(omit_sections))
 
     async def _complete_there(self, cluster: Cluster, request: NameRequest, cursor: int) -> Mapping[str, Any]:
-        """Have a rank complete code, and move the positions in its reply to those of the notebook's cell. A
-        rank that is busy gives no names."""
+        """Have a rank complete code, and shift the positions in its reply to those in the notebook's cell. If
+        the rank is busy, the reply has no names."""
         reply = await self._ask(cluster, request.rank, Call.COMPLETE_NAME, request.code, request.cursor)
         if reply is None:
             return _reply([], cursor, cursor)
         if request.only_variables:
-            variables = [name for name in reply["matches"] if not _is_of_the_language(name)]
+            variables = [name for name in reply["matches"] if not _is_built_in(name)]
             return _reply(variables, request.begin + reply["cursor_start"], cursor)
-        metadata = {
-            key: [_moved(match, request.begin, "start", "end") for match in matches]
-            if key == "_jupyter_types_experimental"
-            else matches
-            for key, matches in reply["metadata"].items()
-        }
-        return {**_moved(reply, request.begin, "cursor_start", "cursor_end"), "metadata": metadata}
+        shifted = _shift(reply, request.begin, "cursor_start", "cursor_end")
+        metadata = dict(reply["metadata"])
+        if types := metadata.get("_jupyter_types_experimental"):
+            metadata["_jupyter_types_experimental"] = [
+                _shift(match, request.begin, "start", "end") for match in types
+            ]
+        return {**shifted, "metadata": metadata}
 
     async def _inspect_there(
         self, cluster: Cluster, request: NameRequest, detail_level: int, omit_sections: list[str]
     ) -> Mapping[str, Any]:
-        """Have a rank look up the name at the cursor; a rank that is busy finds none."""
+        """Have a rank look up the name at the cursor. If the rank is busy, the reply says that there is no
+        such name."""
         arguments = (request.code, request.cursor, detail_level, omit_sections)
         reply = await self._ask(cluster, request.rank, Call.INSPECT_NAME, *arguments)
         return reply or {"status": "ok", "found": False, "data": {}, "metadata": {}}
@@ -198,8 +209,8 @@ class NamesOnRanks:
         ):
             return None
         try:
-            # A rank handles calls one after the other and answers this one at once, unless it is in a cell.
-            # So the short wait for it finds busy ranks, and the answer itself may take longer.
+            # A rank handles calls in order, and an idle one answers the first call at once. So a short wait
+            # for that answer detects a busy rank, and the second call may take longer.
             begun = ranks.call(Call.MONOTONIC_S, ranks=[rank])[rank]
             self._unanswered[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
         except ClusterError as error:
@@ -215,13 +226,13 @@ class NamesOnRanks:
 
 
 def _note_use() -> None:
-    """Note a use of the cluster, because a request for names shows that somebody is typing, in whatever
-    cell."""
+    """Note a use of the cluster for `release_after_s`: a request for names shows that somebody is typing."""
     if (cluster := current_or_none()) is not None:
         cluster.parts.state.note_use()
 
 
-def _is_of_the_language(name: str) -> bool:
+def _is_built_in(name: str) -> bool:
+    """Whether a match is a keyword, a builtin, or no name at all, such as a magic."""
     return keyword.iskeyword(name) or hasattr(builtins, name) or not name.isidentifier()
 
 
@@ -235,37 +246,38 @@ def _reply(matches: Sequence[str], begin: int, end: int) -> dict[str, Any]:
     }
 
 
-def _moved(reply: Mapping[str, Any], by: int, *places: str) -> dict[str, Any]:
-    return {key: value + by if key in places else value for key, value in reply.items()}
+def _shift(reply: Mapping[str, Any], offset: int, *positions: str) -> dict[str, Any]:
+    """Return a reply with `offset` added to the values of these keys."""
+    return {key: value + offset if key in positions else value for key, value in reply.items()}
 
 
-async def _within(result: Reply, patience_s: float) -> bool:
-    """Wait a limited time for a result without blocking the event loop; return whether it came."""
+async def _within(reply: Reply, patience_s: float) -> bool:
+    """Wait for a reply, at most `patience_s`, without blocking the event loop; return whether it came."""
     loop = asyncio.get_running_loop()
     came = asyncio.Event()
 
-    def tell(_: Reply) -> None:
-        # The loop may be gone by the time a busy rank answers.
+    def on_reply(_: Reply) -> None:
+        # The loop may be closed by the time a busy rank answers.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(came.set)
 
-    result.add_done_callback(tell)
+    reply.add_done_callback(on_reply)
     with suppress(TimeoutError):
-        async with asyncio.timeout(patience_s):
-            await came.wait()
-    return bool(result.ready())
+        await asyncio.wait_for(came.wait(), patience_s)
+    return bool(reply.ready())
 
 
 _installed: NamesOnRanks | None = None
 
 
-def install(shell: Any, words: Mapping[str, Sequence[str]]) -> None:
-    """Handle the requests of this shell's kernel. Harmless when repeated, and in a shell without a kernel."""
+def install(shell: Any, options: Mapping[str, Sequence[str]]) -> None:
+    """Handle the requests of this shell's kernel. A repeated call, or a shell without a kernel, does no
+    harm."""
     global _installed
     settings_help.install(shell)
     kernel = getattr(shell, "kernel", None)
     if _installed is None and hasattr(kernel, "do_complete") and hasattr(kernel, "do_inspect"):
-        _installed = NamesOnRanks(kernel, words)
+        _installed = NamesOnRanks(kernel, options)
 
 
 def uninstall(shell: Any) -> None:

@@ -1,9 +1,9 @@
 """Send a distributed cell to the ranks before IPython runs it in the notebook.
 
 Before the first line of a cell runs, IPython transforms, parses and compiles the cell and stores it in its
-history, which takes a good part of the time of an empty cell. For a `%%distributed` cell the result is known
-beforehand, so the cell is sent first. If another library has registered an input transformer or a callback
-that runs before each cell, the cell is not sent early.
+history, which takes a good part of the time of an empty cell. None of this changes what a `%%distributed`
+cell sends to the ranks, so the cell is sent before. It is not sent early if another library has registered an
+input transformer or a callback that runs before each cell, because those might change the cell.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ _Text = tuple[str, str]
 
 
 class _Begun:
-    """A cell that was sent to the ranks, or whose sending failed.
+    """A cell that was sent early, or whose sending failed.
 
     Args:
         text: the text of the cell.
         send: the function that sends it.
-        number: the number of the notebook's cell.
-        interrupt: records a Stop until the cell runs.
+        number: the number of the notebook's cell, as in `In [12]`.
+        interrupt: records an interrupt that comes before the cell runs.
     """
 
     def __init__(
         self, text: _Text, send: Callable[[str, str, int], DistributedCell], number: int, interrupt: Note
     ) -> None:
-        """Send the cell. An error is kept for the caller of `claim`, because IPython shows it only from
-        there."""
+        """Send the cell. An error is kept and raised by `claim`, while the cell runs, because IPython shows
+        only errors of a running cell."""
         self.text = text
         self._interrupt = interrupt
         self._cell: DistributedCell | None = None
         self._error: BaseException | None = None
         try:
             self._cell = send(*text, number)
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - it is raised where the cell is to run
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - `claim` raises it
             self._error = error
 
     def claim(self) -> DistributedCell | None:
-        """Hand over the cell to whoever runs it, or raise the error of sending it. The first caller gets it,
-        any later one None."""
+        """Return the cell to the first caller, which then shows it, or raise the error of sending it; return
+        None to later callers."""
         cell, error = self._cell, self._error
         self._cell = self._error = None
         if error is not None:
@@ -63,7 +63,7 @@ class _Begun:
         return cell
 
     def give_up(self) -> None:
-        """Stop the ranks if nobody has claimed the cell; called when the notebook's cell is over."""
+        """Stop the ranks if the cell was not claimed. Called when the notebook's cell is over."""
         if self._error is not None:
             _log.warning("a cell that was not run could not have been sent: %s", self._error)
         cell, self._cell = self._cell, None
@@ -71,7 +71,7 @@ class _Begun:
             try:
                 cell.give_up()
             except NbgpuError as error:
-                # The kernel must answer all the same, and the next cell reports the error, too.
+                # The kernel must still reply to the notebook, and the next cell raises the error again.
                 _log.warning("a cell that was not run was to be taken back from the ranks: %s", error)
 
 
@@ -80,8 +80,8 @@ _in_a_cell: ContextVar[bool] = ContextVar("nbgpu_in_a_cell", default=False)
 
 
 def is_in_a_cell() -> bool:
-    """Whether a cell of the notebook is running. Code that IPython transforms then is run by that cell, as a
-    cell magic does with the code below it."""
+    """Whether a cell of the notebook is running. Code that IPython transforms meanwhile is part of that cell,
+    such as the code below a cell magic."""
     return _in_a_cell.get()
 
 
@@ -116,40 +116,39 @@ def install(
     Args:
         shell: the kernel's shell.
         magic: the magic that every distributed cell contains.
-        read: finds the text of a distributed cell in a cell's lines, or None in those of other cells.
+        read: returns the text of a distributed cell from a cell's lines; None for other cells.
         send: sends such a text as the notebook's cell of this number.
     """
     kernel = shell.kernel
     do_execute = kernel.do_execute
-    # The switch is read once, because a Stop that comes before a cell's interrupts are recorded would cost
-    # the cell its answer.
-    are_sent_ahead = not are_plain()
+    # Called once here, because an interrupt during a call outside of `noted` would cost the cell its reply.
+    is_enabled = not are_plain()
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
         """Send a distributed cell to the ranks, and then have ipykernel execute it as any other cell."""
-        if are_sent_ahead and magic in code and not silent:
-            # Before and after the time in which ipykernel waits for the cell, and passes interrupts on to it,
-            # an interrupt would be raised in the kernel's own loop, and the notebook would get no answer.
+        if is_enabled and magic in code and not silent:
+            # ipykernel passes interrupts on to the cell only while it awaits the cell. Before and after, an
+            # interrupt would be raised in the kernel's own loop, and the notebook would get no reply.
             with noted() as interrupt:
-                text = read(_cleaned(shell, code)) if _nobody_else_has_a_say(shell) else None
+                text = read(_cleaned(shell, code)) if _is_unchanged_by_others(shell) else None
                 if text is not None:
                     begun = _Begun(text, send, shell.execution_count, interrupt)
-                    return await executed(begun, code, silent, *args, **options)
-        return await executed(None, code, silent, *args, **options)
+                    return await execute(begun, code, silent, *args, **options)
+        return await execute(None, code, silent, *args, **options)
 
-    async def executed(begun: _Begun | None, *args: Any, **options: Any) -> Mapping[str, Any]:
-        """Have ipykernel execute a cell, and give the magic within it access to the cell that was sent early.
-        If nobody has claimed that cell by the end, its ranks are stopped."""
-        token = _begun.set(begun)
-        outside = _in_a_cell.set(False)
+    async def execute(begun: _Begun | None, *args: Any, **options: Any) -> Mapping[str, Any]:
+        """Have ipykernel execute a cell, in which `claim_cell` returns the cell that was sent early. If that
+        was not claimed by the end, its ranks are stopped."""
+        begun_token = _begun.set(begun)
+        in_a_cell_token = _in_a_cell.set(False)
         try:
-            answer: Mapping[str, Any] = await do_execute(*args, **options)
+            reply: Mapping[str, Any] = await do_execute(*args, **options)
         finally:
-            _begun.reset(token)
-            _in_a_cell.reset(outside)
+            _begun.reset(begun_token)
+            _in_a_cell.reset(in_a_cell_token)
             if begun is not None:
                 begun.give_up()
-        return answer
+        return reply
 
     kernel.do_execute = send_and_execute
     shell.events.register("pre_run_cell", _note_begin)
@@ -157,31 +156,30 @@ def install(
 
 def uninstall(shell: Any) -> None:
     """Undo `install`."""
-    # `install` has set an attribute of the kernel object; without it the method of the kernel's class counts
-    # again.
+    # Without the object's attribute, the method of the kernel's class is found again.
     vars(shell.kernel).pop("do_execute", None)
     shell.events.unregister("pre_run_cell", _note_begin)
 
 
-def _nobody_else_has_a_say(shell: Any) -> bool:
-    """Return whether only known packages transform cells or are called before one, so that the text of a
-    distributed cell is certain before IPython has transformed it."""
+def _is_unchanged_by_others(shell: Any) -> bool:
+    """Return whether only the packages in `_PACKAGES` transform cells or run code before them, so that
+    IPython will not change the text of a distributed cell."""
     callbacks = shell.events.callbacks
-    asked = [
+    functions = [
         *shell.input_transformer_manager.cleanup_transforms,
         *callbacks["pre_execute"],
         *callbacks["pre_run_cell"],
     ]
-    return all(_package(one) in _PACKAGES for one in asked)
+    return all(_package(function) in _PACKAGES for function in functions)
 
 
-def _package(callback: Any) -> str:
-    """The package of a callback; empty where it has none, such as a list's `append`."""
-    return (callback.__module__ or "").partition(".")[0]
+def _package(function: Any) -> str:
+    """Return the package of a function; empty if it has none, such as a list's `append`."""
+    return (function.__module__ or "").partition(".")[0]
 
 
 def _cleaned(shell: Any, code: str) -> list[str]:
-    """The cell's lines without copied prompts, empty lines and indentation."""
+    """Return the cell's lines without copied prompts, empty lines at the top and indentation."""
     lines = code.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"

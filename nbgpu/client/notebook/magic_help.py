@@ -54,6 +54,8 @@ examples of the first line of a cell:
 
 
 def _commands() -> str:
+    """Return a line for each command with its effect, which moves to a line of its own behind long
+    commands."""
     lines = [(f"%nbgpu {name} {arguments}".rstrip(), text) for name, (arguments, text) in COMMANDS.items()]
     return "\n".join(
         f"    {line:<40} {text}" if len(line) < 40 else f"    {line}\n{'':45}{text}" for line, text in lines

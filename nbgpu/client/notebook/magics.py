@@ -37,14 +37,15 @@ from nbgpu.text.ranks import parse_ranges
 from nbgpu.text.similar import did_you_mean
 
 _DEBUG = "%debug"
-"""The command that runs on the rank. There it opens pdb, whose `input()` asks in the notebook."""
-
-
+"""The cell that opens pdb on a rank. The questions of its `input()` appear in the notebook."""
 _CELL_MAGIC = "%%distributed"
 
 
+# An interrupt is held back to the places where `show_blocking` looks for it, so that a cell that was sent is
+# always waited for. The same holds for the magics below.
+@uninterrupted()
 def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
-    """Open pdb where a rank failed, until the user leaves it, while the other ranks wait.
+    """Open pdb in the frame in which a rank failed, until the user leaves it. The other ranks wait.
 
     Args:
         cluster: the cluster whose last cell failed.
@@ -53,18 +54,17 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
     Raises:
         ClusterError: there is no failure to debug.
     """
-    kept = cluster.apply(reference(Call.KEPT_FAILURE))
-    failed = {r: failure for r, failure in kept.items() if failure is not None and rank in (None, r)}
+    failures = cluster.apply(reference(Call.KEPT_FAILURE))
+    # Each failure is (its time, the error in words).
+    failed = [(*failure, r) for r, failure in failures.items() if failure is not None and rank in (None, r)]
     if not failed:
         raise ClusterError(
             f"{'no rank' if rank is None else f'rank {rank}'} has a failure to look at. It is kept until the next cell "
             "runs there, but not where memory ran out or the process ended"
         )
-    first = min(failed, key=lambda r: failed[r][0])
-    print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
-    # A Stop is held back to the places where `show_blocking` looks for it.
-    with uninterrupted():
-        DistributedCell(cluster.parts.cells, _DEBUG, [first], None).show_blocking()
+    _, error, first = min(failed)
+    print(f"rank {first} failed with {error}; q leaves the debugger")  # noqa: T201 - the magic's output
+    DistributedCell(cluster.parts.cells, _DEBUG, [first], None).show_blocking()
 
 
 @magics_class
@@ -75,9 +75,10 @@ class DebugMagics(Magics):
 
     @line_cell_magic
     def debug(self, line: str = "", cell: str | None = None) -> None:
-        """Open the debugger where the last error came from: on a rank where that was a distributed cell's."""
-        of_ranks = isinstance(getattr(sys, "last_value", None), RankError | CellInterrupted)
-        if of_ranks and not line.strip() and cell is None:
+        """Open the debugger at the last error: on a rank if a distributed cell raised it, else in the
+        notebook."""
+        is_rank_error = isinstance(getattr(sys, "last_value", None), RankError | CellInterrupted)
+        if is_rank_error and not line.strip() and cell is None:
             open_debugger(current())
         else:
             self.shell.magics_manager.registry["ExecutionMagics"].debug(line, cell)
@@ -124,31 +125,32 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def await_distributed_cells(lines: list[str]) -> list[str]:
-    """The input transformer that turns a `%%distributed` cell into an awaited call.
+    """Turn a `%%distributed` cell into an awaited call: an input transformer for kernels.
 
-    A cell magic would block the kernel's event loop until the ranks are done, and no button, panel or page
-    reload would be handled before. Below another cell magic, such as %%time, it stays a cell magic, because
-    such a magic runs code that cannot await.
+    A cell magic would block the kernel's event loop until the ranks are back, and no button, panel or page
+    reload would be handled before. Below another cell magic, such as %%time, the cell remains a cell magic,
+    because %%time runs code that cannot await.
     """
-    text = _text(lines)
+    text = _split_cell(lines)
     if text is None:
         return lines
     if head_start.is_in_a_cell():
-        return from_the_magic_on(lines)
+        return strip_comments_above(lines)
     # The repr of the tuple is the list of arguments. The notebook may have no variable `nbgpu`, or another
     # one, so the cell imports the package itself.
     return [f"await __import__('nbgpu').run_cell{text!r}\n"]
 
 
-def from_the_magic_on(lines: list[str]) -> list[str]:
-    """The input transformer for a terminal. It removes the comments and empty lines above `%%distributed`,
-    because IPython looks for a cell magic in the first line only."""
-    begin = _line_of_magic(lines)
+def strip_comments_above(lines: list[str]) -> list[str]:
+    """Remove the comments and empty lines above `%%distributed`, because IPython looks for a cell magic in
+    the first line only: an input transformer for terminals."""
+    begin = _index_of_magic(lines)
     return lines if begin is None else lines[begin:]
 
 
-def _line_of_magic(lines: list[str]) -> int | None:
-    """The index of the line with `%%distributed`, with nothing but comments above it; None in other cells."""
+def _index_of_magic(lines: list[str]) -> int | None:
+    """Return the index of the line with `%%distributed`, with only comments and empty lines above it; None
+    in other cells."""
     for number, line in enumerate(lines):
         first_word = line.split(maxsplit=1)[:1]
         if first_word == [_CELL_MAGIC]:
@@ -158,9 +160,9 @@ def _line_of_magic(lines: list[str]) -> int | None:
     return None
 
 
-def _text(lines: list[str]) -> tuple[str, str] | None:
-    """The rest of the magic's line and the code below it; None in other cells."""
-    begin = _line_of_magic(lines)
+def _split_cell(lines: list[str]) -> tuple[str, str] | None:
+    """Return (the options behind `%%distributed`, the code below it); None in other cells."""
+    begin = _index_of_magic(lines)
     if begin is None:
         return None
     return lines[begin].partition(_CELL_MAGIC)[2].strip(), "".join(lines[begin + 1 :])
@@ -169,80 +171,80 @@ def _text(lines: list[str]) -> tuple[str, str] | None:
 # With this attribute IPython skips the transformers when a console asks whether a cell is complete. Otherwise
 # the magic's first line would count as a complete cell.
 await_distributed_cells.has_side_effects = True  # type: ignore[attr-defined]
-from_the_magic_on.has_side_effects = True  # type: ignore[attr-defined]
+strip_comments_above.has_side_effects = True  # type: ignore[attr-defined]
 
 
 async def run_cell(line: str, code: str) -> None:
-    """Run a `%%distributed` cell: `line` is the rest of the magic's line, and `code` the text below it."""
+    """Run a `%%distributed` cell.
+
+    Args:
+        line: the options behind the magic.
+        code: the code below it.
+    """
     if _asks_for_help(line):
         print(_cell_arguments().format_help())  # noqa: T201 - the cell's output
         return
     flushing.arrange(InteractiveShell.instance())
-    cell = head_start.claim_cell(line, code) or _sent(line, code)
+    cell = head_start.claim_cell(line, code) or _send_awaited(line, code)
     await cell.show()
-    _keep_values(cell, _options(line))
+    _assign_values(cell, line)
 
 
 def _asks_for_help(line: str) -> bool:
-    # Parsed it would raise beside a wrong option, and before a cell runs nothing could show that.
+    # The parser is not used, because it raises an error if another option is wrong.
     return "--help" in line.split()
 
 
-def _text_to_send(lines: list[str]) -> tuple[str, str] | None:
-    """Return the rest of the magic's line and the code below it. None in cells that no rank runs: those of
-    the notebook, and a distributed cell that only asks for help."""
-    text = _text(lines)
+def _split_cell_to_send(lines: list[str]) -> tuple[str, str] | None:
+    """Return the same as `_split_cell`, but None also for a distributed cell that only asks for help."""
+    text = _split_cell(lines)
     return None if text is None or _asks_for_help(text[0]) else text
 
 
-def _sent(line: str, code: str, number: int | None = None) -> DistributedCell:
-    """Send a cell that will be awaited to the ranks."""
-    return _cell(code, _options(line), is_awaited=True, number=number)
+def _send_awaited(line: str, code: str, number: int | None = None) -> DistributedCell:
+    """Send a cell, which will be awaited, to the ranks; `number` is that of the notebook's cell."""
+    return _send(line, code, is_awaited=True, number=number)
 
 
-def _cell(
-    code: str, arguments: Namespace, is_awaited: bool = False, number: int | None = None
-) -> DistributedCell:
+def _send(line: str, code: str, is_awaited: bool = False, number: int | None = None) -> DistributedCell:
     """Send a cell to the ranks of the current cluster, with the options in the magic's line."""
-    ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
+    options = _options(line)
+    ranks = None if options.ranks is None else parse_ranks(options.ranks)
     return DistributedCell(
         current().parts.cells,
         code,
         ranks,
-        arguments.timeout,
-        arguments.full,
+        options.timeout,
+        options.full,
         is_awaited=is_awaited,
         number=number,
-        timeline=arguments.timeline,
+        timeline=options.timeline,
     )
 
 
-def _keep_values(cell: DistributedCell, arguments: Namespace) -> None:
-    if arguments.into:
-        shell = InteractiveShell.instance()
-        shell.user_ns[arguments.into] = cell.values()
+def _assign_values(cell: DistributedCell, line: str) -> None:
+    """Give the notebook variable that `--into` names the last value of each rank."""
+    if name := _options(line).into:
+        InteractiveShell.instance().user_ns[name] = cell.values()
 
 
 @magics_class
 class NbgpuMagics(Magics):
-    """The magics; each is a thin layer over a Cluster, which does the same from plain Python."""
+    """The magics. Each calls a method of a Cluster, which programs can call as well."""
 
     shell: InteractiveShell
 
     @cell_magic
+    @uninterrupted()
     def distributed(self, line: str, cell: str) -> None:
-        """Run a cell on the ranks and wait for it without awaiting. IPython calls this in a terminal, and
-        below another cell magic such as %%time."""
+        """Run a cell on the ranks and block until it is over. IPython calls this in a terminal, and below
+        another cell magic such as %%time."""
         if _asks_for_help(line):
             print(_cell_arguments().format_help())  # noqa: T201 - the magic's output
             return
-        arguments = _options(line)
-        # A Stop is held back to the places where `show_blocking` looks for it, so that a cell that was sent
-        # is always waited for.
-        with uninterrupted():
-            running = _cell(cell, arguments)
-            running.show_blocking()
-            _keep_values(running, arguments)
+        running = _send(line, cell)
+        running.show_blocking()
+        _assign_values(running, line)
 
     @magic_arguments()
     @argument("--ranks", default="1,2", help="numbers of ranks, such as 1,2,4; left out: 1,2")
@@ -257,9 +259,9 @@ class NbgpuMagics(Magics):
     def scaling(self, line: str, cell: str) -> None:
         """Run the cell on growing groups of ranks, and time the function step() that it defines.
 
-        Ranks that come while the group grows are empty, so that the cell has to define all that it needs.
-        Ranks that stay keep their variables; the last ones leave where a number of ranks is below the
-        cluster's.
+        New ranks are empty, so the cell has to define everything that it needs. Ranks that stay keep their
+        variables. If a number of ranks is below the cluster's, the last ranks leave, and their variables are
+        gone.
         """
         arguments: Namespace = parse_argstring(self.scaling, line)
         cluster = current()
@@ -281,67 +283,56 @@ class NbgpuMagics(Magics):
 
     @no_var_expand  # braces are the code's own
     @line_magic("distributed")  # type: ignore[arg-type]
+    @uninterrupted()
     def distributed_line(self, line: str) -> None:
         """Run one line on every rank: %distributed x.shape"""
         if not line.strip():
             raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
-        # A Stop is held back to the places where `show_blocking` looks for it, so that a cell that was sent
-        # is always waited for.
-        with uninterrupted():
-            DistributedCell(current().parts.cells, line, ranks=None, timeout_s=None).show_blocking()
+        DistributedCell(current().parts.cells, line, ranks=None, timeout_s=None).show_blocking()
 
     @line_magic
     def nbgpu(self, line: str) -> None:
         """Run a command of `%nbgpu`; without one show the cluster's status."""
         command, *arguments = shlex.split(line) or ["status"]
-        if command == "start":
-            self._start(arguments)
-        elif command == "status":
-            print(current().status())  # noqa: T201 - the magic's output
-        elif command == "stop":
-            current().stop()
-            print("stopped")  # noqa: T201
-        elif command == "restart":
-            self._restart(" ".join(arguments))
-        elif command == "resize":
-            self._resize(arguments)
-        elif command == "attach":
-            self._attach(arguments)
-        elif command == "ps":
-            print(ps.table())  # noqa: T201
-        elif command == "doctor":
-            self._doctor()
-        elif command == "debug":
-            self._debug(" ".join(arguments))
-        elif command == "vars":
-            display(variables.table(current().apply, " ".join(arguments) or "*"))
-        elif command == "save":
-            self._save(arguments)
-        elif command == "load":
-            self._load(arguments)
-        elif command == "sync":
-            print(sync.sync(current(), self.shell))  # noqa: T201
-        elif command == "autoreload":
-            self._autoreload(" ".join(arguments))
-        elif command in ("help", "--help", "-h"):
-            print(magic_help.HELP)  # noqa: T201
-        else:
+        command = "help" if command in ("--help", "-h") else command
+        if command not in magic_help.COMMANDS:
             raise UsageError(
                 f"%nbgpu {command}: there is no such command.{did_you_mean(command, magic_help.COMMANDS)} Commands: "
                 f"{', '.join(magic_help.COMMANDS)}"
             )
+        # The method `_status` runs the command 'status', and so on.
+        getattr(self, f"_{command}")(arguments)
+
+    def _status(self, _: list[str]) -> None:
+        print(current().status())  # noqa: T201 - the magic's output
+
+    def _stop(self, _: list[str]) -> None:
+        current().stop()
+        print("stopped")  # noqa: T201
+
+    def _ps(self, _: list[str]) -> None:
+        print(ps.table())  # noqa: T201
+
+    def _vars(self, arguments: list[str]) -> None:
+        display(variables.table(current().apply, " ".join(arguments) or "*"))
+
+    def _sync(self, _: list[str]) -> None:
+        print(sync.sync(current(), self.shell))  # noqa: T201
+
+    def _help(self, _: list[str]) -> None:
+        print(magic_help.HELP)  # noqa: T201
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the whole cluster")
     @argument("--replay", action="store_true", help="run the lost rank's cells again on the new one")
-    def _restart(self, line: str) -> None:
-        """End a rank and put a new process in its place, or end the whole cluster and start it again."""
-        arguments: Namespace = parse_argstring(self._restart, line)
-        if arguments.replay and arguments.rank is None:
+    def _restart(self, arguments: list[str]) -> None:
+        """End a rank and start a new process for it, or end the whole cluster and start it again."""
+        options: Namespace = self._restart.parser.parse_args(arguments)
+        if options.replay and options.rank is None:
             raise UsageError(
                 "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
             )
-        print(current().restart(arguments.rank, arguments.replay))  # noqa: T201 - the magic's output
+        print(current().restart(options.rank, options.replay))  # noqa: T201 - the magic's output
 
     def _resize(self, arguments: list[str]) -> None:
         if len(arguments) != 1 or not arguments[0].isdigit():
@@ -352,17 +343,17 @@ class NbgpuMagics(Magics):
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the one that failed first")
-    def _debug(self, line: str) -> None:
+    def _debug(self, arguments: list[str]) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
-        open_debugger(current(), parse_argstring(self._debug, line).rank)
+        open_debugger(current(), self._debug.parser.parse_args(arguments).rank)
 
     @magic_arguments()
     @argument("folder", help="a new folder, or one with variables that were saved earlier")
     @argument("names", nargs="*", metavar="NAME", help="variables; all of them where none is named")
-    def _save(self, words: list[str]) -> None:
+    def _save(self, arguments: list[str]) -> None:
         """Write the ranks' variables into a folder."""
-        arguments: Namespace = self._save.parser.parse_args(words)
-        print(current().save(arguments.folder, arguments.names))  # noqa: T201 - the magic's output
+        options: Namespace = self._save.parser.parse_args(arguments)
+        print(current().save(options.folder, options.names))  # noqa: T201 - the magic's output
 
     @magic_arguments()
     @argument("folder", help="a folder that %%nbgpu save has written")
@@ -372,12 +363,12 @@ class NbgpuMagics(Magics):
         action="store_true",
         help="open pickles and run definitions of cells, which can do anything",
     )
-    def _load(self, words: list[str]) -> None:
+    def _load(self, arguments: list[str]) -> None:
         """Give the ranks the variables of a folder."""
-        arguments: Namespace = self._load.parser.parse_args(words)
-        print(current().load(arguments.folder, arguments.names, trust=arguments.trust))  # noqa: T201
+        options: Namespace = self._load.parser.parse_args(arguments)
+        print(current().load(options.folder, options.names, trust=options.trust))  # noqa: T201
 
-    def _doctor(self) -> None:
+    def _doctor(self, _: list[str]) -> None:
         """Look at this machine: what works, what does not, what to do."""
         if (views := presenting.cell_presenter) is not None:
             print(views.text_of_devices())  # noqa: T201 - the magic's output
@@ -389,7 +380,8 @@ class NbgpuMagics(Magics):
             print(doctor.line(finding), flush=True)  # noqa: T201 - the magic's output
         print(doctor.summary(findings))  # noqa: T201
 
-    def _autoreload(self, to: str) -> None:
+    def _autoreload(self, arguments: list[str]) -> None:
+        to = " ".join(arguments)
         if to not in ("", "on", "off"):
             raise UsageError(f"%nbgpu autoreload {to}: say on, off, or nothing to see which it is")
         print(current().parts.cells.reloading.switch(current().ranks, to))  # noqa: T201 - the magic's output
@@ -414,11 +406,11 @@ class NbgpuMagics(Magics):
             return
         kept = registry.kept_of_this_notebook()
         try:
-            # What is left out has the site's default.
+            # Only the given flags are passed, because the others have the site's defaults.
             given = {name: settings[name] for name in flags.given(arguments, settings)}
             cluster = Cluster(**given).start()
         except NbgpuError:
-            # The kept cluster may be the one that has the GPUs.
+            # A kept cluster may hold the GPUs.
             _report_kept(kept, "")
             raise
         print(cluster.describe())  # noqa: T201
@@ -435,7 +427,7 @@ class NbgpuMagics(Magics):
     @line_magic
     def pull(self, line: str) -> None:
         """Copy variables from a rank, or from all ranks, into the notebook."""
-        self.shell.user_ns.update(pulled(current(), parse_argstring(self.pull, line)))
+        self.shell.user_ns.update(pull_values(current(), parse_argstring(self.pull, line)))
 
     @magic_arguments()
     @argument("names", nargs="+", metavar="NAME", help="variables of the notebook")
@@ -458,8 +450,8 @@ NbgpuMagics.distributed.__doc__ = _cell_arguments().format_help()
 
 
 def _report_kept(kept: Sequence[registry.ClusterRecord], before: str) -> None:
-    """Say which clusters earlier kernels of this notebook have left running, and how to attach to them or end
-    them."""
+    """Print which clusters earlier kernels of this notebook have left running, and how to attach to them or
+    end them; `before` are the commands that have to come before."""
     for entry in kept:
         started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))
         run = f", with the run {entry.run.name}" if entry.run is not None else ""
@@ -470,27 +462,27 @@ def _report_kept(kept: Sequence[registry.ClusterRecord], before: str) -> None:
         print(text, file=sys.stderr)  # noqa: T201
 
 
-def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
-    """Copy what `%pull` names from the ranks, and return the values by their names in the notebook.
-    UsageError for options that exclude each other."""
-    wanted = list(dict.fromkeys(arguments.names))
+def pull_values(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
+    """Copy the variables of a `%pull` from the ranks, and return the values by their names in the notebook;
+    UsageError if options exclude each other."""
+    names = list(dict.fromkeys(arguments.names))
     if arguments.ranks is not None and arguments.into is None:
         raise UsageError("%pull --ranks needs --into NAME, which gets the value of each rank")
     if arguments.into is not None and (arguments.rank is not None or arguments.target):
         raise UsageError("%pull --into takes the value of each rank: leave --rank and --as out, or --into")
-    if arguments.target and len(wanted) > 1:
+    if arguments.target and len(names) > 1:
         raise UsageError("%pull --as renames one variable: name one")
     if arguments.into is None:
-        if not arguments.target and (unnamed := [name for name in wanted if not name.isidentifier()]):
+        if not arguments.target and (unnamed := [name for name in names if not name.isidentifier()]):
             raise UsageError(f"give the value a name in the notebook: %pull {unnamed[0]} --as NAME")
-        values: dict[str, Any] = cluster.pull(wanted, arguments.rank or 0)
+        values: dict[str, Any] = cluster.pull(names, arguments.rank or 0)
         return {arguments.target or name: value for name, value in values.items()}
     ranks: Any = "all" if arguments.ranks is None else parse_ranks(arguments.ranks)
-    return {arguments.into: cluster.pull(wanted[0] if len(wanted) == 1 else wanted, ranks=ranks)}
+    return {arguments.into: cluster.pull(names[0] if len(names) == 1 else names, ranks=ranks)}
 
 
 def _completions() -> dict[str, list[str]]:
-    """The words that Tab offers in the magics' own lines, by the beginning of the line."""
+    """Return the options and subcommands that Tab offers in a magic's line, by the beginning of the line."""
 
     def options(parser: MagicArgumentParser) -> list[str]:
         return re.findall(r"--[\w-]+", parser.format_usage())
@@ -513,15 +505,15 @@ def load(shell: Any) -> None:
     """Register the magics and the transformer with an IPython shell. Harmless when repeated."""
     shell.register_magics(NbgpuMagics(shell), DebugMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
-    # IPython in a terminal has no event loop to keep free, and Ctrl-C does not reach what it awaits, so the
-    # magic runs there.
+    # In a terminal there is no event loop to keep free, and Ctrl-C does not interrupt an awaited call, so the
+    # cell magic runs there.
     has_kernel = getattr(shell, "kernel", None) is not None
     if has_kernel and await_distributed_cells not in transformers:
         flushing.install(shell)
-        head_start.install(shell, _CELL_MAGIC, _text_to_send, _sent)
+        head_start.install(shell, _CELL_MAGIC, _split_cell_to_send, _send_awaited)
         transformers.append(await_distributed_cells)  # after the one that removes empty lines at the top
-    if not has_kernel and from_the_magic_on not in transformers:
-        transformers.append(from_the_magic_on)
+    if not has_kernel and strip_comments_above not in transformers:
+        transformers.append(strip_comments_above)
     completion.install(shell, _completions())
     plain_cells.install(shell)
 
@@ -533,7 +525,7 @@ def unload(shell: Any) -> None:
         transformers.remove(await_distributed_cells)
         flushing.uninstall(shell)
         head_start.uninstall(shell)
-    if from_the_magic_on in transformers:
-        transformers.remove(from_the_magic_on)
+    if strip_comments_above in transformers:
+        transformers.remove(strip_comments_above)
     completion.uninstall(shell)
     plain_cells.uninstall(shell)

@@ -1,7 +1,4 @@
-"""Adds a hint below the NameError of a plain cell if the ranks have the name that the cell lacks.
-
-A cell that does not fail costs one comparison.
-"""
+"""Adds a hint below the NameError of a plain cell if the missing name is defined on the ranks."""
 
 from __future__ import annotations
 
@@ -16,31 +13,28 @@ from nbgpu.errors import NoClusterError
 
 
 def install(shell: Any) -> None:
-    """Look at the error of every cell of this shell that fails. Harmless when repeated."""
-    if _look not in shell.events.callbacks["post_run_cell"]:
-        shell.events.register("post_run_cell", _look)
+    """Print hints below the cells of this shell. A repeated call does no harm."""
+    if _print_hint not in shell.events.callbacks["post_run_cell"]:
+        shell.events.register("post_run_cell", _print_hint)
 
 
 def uninstall(shell: Any) -> None:
     """Undo `install`."""
-    if _look in shell.events.callbacks["post_run_cell"]:
-        shell.events.unregister("post_run_cell", _look)
+    if _print_hint in shell.events.callbacks["post_run_cell"]:
+        shell.events.unregister("post_run_cell", _print_hint)
 
 
-def _look(result: Any) -> None:
-    if result is not None and isinstance(result.error_in_exec, NameError):
-        _report(result.error_in_exec, result.info.raw_cell)
-
-
-def _report(error: NameError, cell: str) -> None:
-    """Print below a NameError that the ranks have the name, if they do, and how to run the cell there."""
+def _print_hint(result: Any) -> None:
+    """If the ranks have the name for which a cell raised a NameError, print how to run the cell there."""
+    if result is None or not isinstance(result.error_in_exec, NameError):
+        return
     shell = get_ipython()
     try:
         ranks = current().ranks
     except NoClusterError:
         return
     assert shell is not None, "a cell has run"
-    # The hint looks for names in the cell's Python code, so magics are transformed first.
-    text = shell.transform_cell(cell)
-    if hint := missing.hint_for_plain_cell(error, text, shell.user_ns, ranks):
+    # The names are read from the cell's Python code, so magics are transformed first.
+    code = shell.transform_cell(result.info.raw_cell)
+    if hint := missing.hint_for_plain_cell(result.error_in_exec, code, shell.user_ns, ranks):
         print(hint, file=sys.stderr)  # noqa: T201 - the cell's output

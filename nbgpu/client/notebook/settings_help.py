@@ -1,13 +1,13 @@
-"""Tab and Shift-Tab in calls that take settings by name: which there are, their types, values and help.
+"""Tab and Shift-Tab in calls of nbgpu that take settings as keyword arguments: their names, values and help.
 
-A call counts where the name in the notebook is nbgpu's own: `cluster.train("autoencoder", ba` is completed if
-`cluster` is a Cluster. The call that the cursor is in is read from text that is still being typed.
+`cluster.train("autoencoder", ba` is completed if the notebook's variable `cluster` is a Cluster. The call is
+parsed from incomplete text, because the user is still typing it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import ModuleType
@@ -28,11 +28,10 @@ from nbgpu.planning.trials import SweepConfig
 
 _CALLEE = re.compile(r"((?:[A-Za-z_]\w*(?:\(\))?\.)*[A-Za-z_]\w*)\s*$")
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)\s*")
-_TEXT = re.compile(r"\s*[rR]?(\"|')(.*?)\1\s*", re.DOTALL)
+_STRING = re.compile(r"\s*[rR]?(\"|')(.*?)\1\s*", re.DOTALL)
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
-
-_RUNS_A_RECIPE: Mapping[str, tuple[type[BaseModel], ...]] = {
+_RECIPE_CALLS: Mapping[str, tuple[type[BaseModel], ...]] = {
     "train": (),
     "plan": (),
     "find_batch_size": (),
@@ -41,10 +40,11 @@ _RUNS_A_RECIPE: Mapping[str, tuple[type[BaseModel], ...]] = {
     "study": (StudyConfig, ClusterConfig),
     "controls": (),
 }
-"""The calls whose first argument is a recipe, by name, and the settings that they take beside its own."""
-_OF_A_CLUSTER = ("train", "plan", "find_batch_size")
-_BEFORE_ALL = 1000
-"""A priority above those of IPython's own matchers, which are not asked once this one has found a setting."""
+"""The settings that a call takes in addition to the recipe's, for each call whose first argument is a
+recipe."""
+_CLUSTER_METHODS = ("train", "plan", "find_batch_size")
+_PRIORITY = 1000
+"""Higher than that of IPython's own matchers, so that this matcher can suppress them."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _Bracket:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call whose closing bracket is behind the cursor, or not typed yet."""
+    """The call that the cursor is in."""
 
     callee: str
     """The text of the called expression, such as 'cluster.train' or 'nbgpu.current().train'."""
@@ -66,107 +66,105 @@ class OpenCall:
     """The text of the arguments before the one that the cursor is in."""
     typed: str
     """The text of that argument up to the cursor."""
-    in_text: bool
+    in_string: bool
     """Whether the cursor is in a string."""
 
     @property
-    def first_text(self) -> str | None:
+    def first_string(self) -> str | None:
         """The first argument, if it is a string and the cursor is behind it."""
-        found = _TEXT.fullmatch(self.arguments[0]) if self.arguments else None
-        return found[2] if found else None
+        match = _STRING.fullmatch(self.arguments[0]) if self.arguments else None
+        return match[2] if match else None
 
     @property
     def keywords(self) -> set[str]:
-        """The names of the arguments that are given by name."""
-        return {found[1] for each in self.arguments if (found := _KEYWORD.match(each))}
+        """The names of the keyword arguments before the cursor's."""
+        return {match[1] for argument in self.arguments if (match := _KEYWORD.match(argument))}
 
     @property
     def keyword(self) -> str:
-        """The name of the argument that the cursor is in; empty where it has none yet."""
-        found = _KEYWORD.match(self.typed)
-        return found[1] if found else ""
+        """The name of the keyword argument that the cursor is in; empty if it has none yet."""
+        match = _KEYWORD.match(self.typed)
+        return match[1] if match else ""
 
     @property
-    def begun_text(self) -> str:
+    def begun_string(self) -> str:
         """The string that the cursor is in, up to the cursor."""
-        return re.split(r"[\"']", self.typed)[-1] if self.in_text else ""
+        return re.split(r"[\"']", self.typed)[-1] if self.in_string else ""
 
 
 def open_call(text: str) -> OpenCall | None:
-    """Return the innermost call that is open at the end of a text; None where there is none."""
+    """Return the innermost call that is open at the end of a text; None if no bracket of a call is open."""
+    # Find the brackets that are open at the end of the text, with their commas. Skip strings and comments.
     stack: list[_Bracket] = []
-    place = 0
-    text_begins = -1
-    while place < len(text):
-        char = text[place]
+    position = 0
+    in_string = False
+    while position < len(text):
+        char = text[position]
         if char in "\"'":
-            quote = text[place : place + 3] if text[place : place + 3] in ('"""', "'''") else char
-            end = _end_of_text(text, place + len(quote), quote)
+            quote = text[position : position + 3]
+            quote = quote if quote in ('"""', "'''") else char
+            end = _end_of_string(text, position + len(quote), quote)
             if end is None:
-                text_begins = place
+                in_string = True
                 break
-            place = end
+            position = end
             continue
         if char == "#":
-            line_end = text.find("\n", place)
-            if line_end < 0:
+            position = text.find("\n", position)
+            if position < 0:
                 return None  # the cursor is in a comment
-            place = line_end
             continue
         if char in "([{":
-            stack.append(_Bracket(char, place))
+            stack.append(_Bracket(char, position))
         elif char in ")]}":
             if not stack or stack.pop().kind != _PAIRS[char]:
                 stack.clear()
         elif char == "," and stack:
-            stack[-1].commas.append(place)
-        place += 1
-    if not stack or stack[-1].kind != "(" or (found := _CALLEE.search(text[: stack[-1].begin])) is None:
+            stack[-1].commas.append(position)
+        position += 1
+    if not stack or stack[-1].kind != "(" or (callee := _CALLEE.search(text[: stack[-1].begin])) is None:
         return None
+    # The last bracket is the call's, and its commas separate the arguments.
     cuts = [stack[-1].begin, *stack[-1].commas]
     arguments = tuple(text[begin + 1 : end] for begin, end in pairwise(cuts))
-    return OpenCall(found[1], arguments, text[cuts[-1] + 1 :], text_begins >= 0)
+    return OpenCall(callee[1], arguments, text[cuts[-1] + 1 :], in_string)
 
 
-def _end_of_text(text: str, place: int, quote: str) -> int | None:
-    """The place behind a string; None where it does not end, as when it is still being typed."""
-    while place < len(text):
-        if text[place] == "\\":
-            place += 2
-        elif text.startswith(quote, place):
-            return place + len(quote)
-        elif text[place] == "\n" and len(quote) == 1:
-            return place  # a string that was never closed ends with its line
+def _end_of_string(text: str, position: int, quote: str) -> int | None:
+    """Return the position behind a string's closing quote; None if the text ends within the string.
+
+    Args:
+        text: the text.
+        position: the position behind the opening quote.
+        quote: the opening quote, of one or three characters.
+    """
+    while position < len(text):
+        if text[position] == "\\":
+            position += 2
+        elif text.startswith(quote, position):
+            return position + len(quote)
+        elif text[position] == "\n" and len(quote) == 1:
+            return position  # a string that was never closed ends with its line
         else:
-            place += 1
+            position += 1
     return None
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """One setting: its class of settings, and its name."""
-
-    model: type[BaseModel]
-    name: str
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        return signatures.choices_of(self.model.model_fields[self.name])
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The arguments that a call takes: settings by name, and texts for some of the others."""
+class _Signature:
+    """The arguments that a call takes."""
 
     callee: str
-    settings: Mapping[str, _Setting]
+    settings: Mapping[str, type[BaseModel]]
+    """For each keyword argument that is a setting, the class that has it as a field."""
     values: Mapping[str, tuple[str, ...]]
-    """Texts that arguments without a setting of their own take."""
-    begins: int = 0
-    """The number of arguments before the ones that are given by name."""
+    """The possible texts of keyword arguments that are no settings, by name."""
+    num_positional: int = 0
+    """The number of positional arguments, which come first."""
     first: tuple[str, ...] = ()
-    """The texts that the first argument may be."""
+    """The possible texts of the first argument."""
     title: str = ""
+    """The first arguments in the heading of the call's help."""
 
 
 def has_matchers() -> bool:
@@ -175,8 +173,8 @@ def has_matchers() -> bool:
 
 
 def install(shell: Any) -> None:
-    """Let this shell's Tab complete the settings. Harmless when repeated, and without effect where IPython
-    gives its matchers one line only."""
+    """Have this shell's Tab complete the settings. A repeated call does no harm, and before IPython 8.6 this
+    has no effect."""
     if has_matchers() and _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
 
@@ -188,104 +186,111 @@ def uninstall(shell: Any) -> None:
 
 
 def _complete(context: Any) -> Any:
-    """Complete the settings of the call that the cursor is in. This is a matcher of IPython's second
-    interface; once it finds something, IPython's own matchers are left out."""
+    """Complete the settings of the call that the cursor is in. This is a matcher of IPython's API version 2,
+    which suppresses the other matchers if it has completions."""
     lines = context.full_text.split("\n")
     text = "\n".join([*lines[: context.cursor_line], context.text_until_cursor])
     shell = get_ipython()
-    fragment, found = completed(text, {} if shell is None else shell.user_ns)
+    fragment, matches = completed(text, {} if shell is None else shell.user_ns)
     return completer.SimpleMatcherResult(
-        completions=[completer.SimpleCompletion(text=each, type="param") for each in found],
+        completions=[completer.SimpleCompletion(text=match, type="param") for match in matches],
         matched_fragment=fragment,
-        suppress=bool(found),
+        suppress=bool(matches),
     )
 
 
 if has_matchers():
-    _complete = completer.completion_matcher(
-        api_version=2, identifier="nbgpu.settings", priority=_BEFORE_ALL
-    )(_complete)
+    _complete = completer.completion_matcher(api_version=2, identifier="nbgpu.settings", priority=_PRIORITY)(
+        _complete
+    )
 
 
 def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the begun word in a call of nbgpu, and the texts that can complete it; an empty list if the call
-    is not known.
+    """Return (the begun word in a call of nbgpu, the texts that can complete it); no texts in other calls.
 
     Args:
         text: the cell up to the cursor.
-        variables: the notebook's.
+        variables: the variables of the notebook.
     """
     call = open_call(text)
-    known = _given_settings(call, variables) if call is not None else None
-    if call is None or known is None:
+    signature = _signature(call, variables) if call is not None else None
+    if call is None or signature is None:
         return "", []
-    begun = call.begun_text
-    if call.in_text:
-        if call.keyword:
-            setting = known.settings.get(call.keyword)
-            values = setting.values if setting else known.values.get(call.keyword, ())
+    # In a string the value of an argument is completed.
+    begun = call.begun_string
+    if call.in_string:
+        if model := signature.settings.get(call.keyword):
+            values = signatures.choices_of(model.model_fields[call.keyword])
+        elif call.keyword:
+            values = signature.values.get(call.keyword, ())
         else:
-            values = known.first if not call.arguments else ()
-        return begun, [each for each in values if each.startswith(begun)]
+            values = signature.first if not call.arguments else ()
+        return begun, [value for value in values if value.startswith(begun)]
+    # Elsewhere the first argument is offered as a whole, or the name of a keyword argument is completed.
     name = call.typed.lstrip()
-    if not call.arguments and not name and known.first:
-        return "", [f'"{each}"' for each in known.first]
-    if len(call.arguments) < known.begins or not re.fullmatch(r"\w*", name):
+    if not call.arguments and not name and signature.first:
+        return "", [f'"{value}"' for value in signature.first]
+    if len(call.arguments) < signature.num_positional or not re.fullmatch(r"\w*", name):
         return "", []
-    names = [*known.values, *known.settings]
-    return name, [f"{each}=" for each in names if each.startswith(name) and each not in call.keywords]
+    others = [other for other in (*signature.values, *signature.settings) if other not in call.keywords]
+    return name, [f"{other}=" for other in others if other.startswith(name)]
 
 
 def help_at(text: str, rest: str, variables: Mapping[str, Any]) -> str:
-    """Return the help for the call that the cursor is in: for the setting at the cursor, or for all of them;
-    empty where it is no call of nbgpu's.
+    """Return the help for the setting at the cursor, or for all settings of the call that the cursor is in;
+    empty if the call is not one of nbgpu.
 
     Args:
         text: the cell up to the cursor.
         rest: the text behind the cursor.
-        variables: the notebook's.
+        variables: the variables of the notebook.
     """
     call = open_call(text)
-    known = _given_settings(call, variables) if call is not None else None
-    if call is None or known is None or len(call.arguments) < known.begins:
+    signature = _signature(call, variables) if call is not None else None
+    if call is None or signature is None or len(call.arguments) < signature.num_positional:
         return ""
     behind = re.match(r"\w*", rest)
-    name = call.keyword or call.typed.strip() + (behind[0] if behind else "")
-    if name in known.settings:
-        setting = known.settings[name]
-        return signatures.listed(setting.model, [name])
-    lines = [signatures.listed(setting.model, [name]) for name, setting in known.settings.items()]
-    return "\n".join([f"{known.callee}({known.title}", *lines, ")"])
+    at_cursor = call.keyword or call.typed.strip() + (behind[0] if behind else "")
+    helps = {name: signatures.listed(model, [name]) for name, model in signature.settings.items()}
+    if at_cursor in helps:
+        return helps[at_cursor]
+    return "\n".join([f"{signature.callee}({signature.title}", *helps.values(), ")"])
 
 
-def _given_settings(call: OpenCall, variables: Mapping[str, Any]) -> _Known | None:
-    """Return the settings that a call takes by name, from the objects that its text names: a method of a
-    cluster or a run, or a function of nbgpu. None for any other call."""
+def _signature(call: OpenCall, variables: Mapping[str, Any]) -> _Signature | None:
+    """Return the arguments of a call of nbgpu: a method of a cluster or a run, or a function of the package;
+    None for any other call."""
     base, _, name = call.callee.rpartition(".")
     owner = _value(base, variables)
-    if name in _RUNS_A_RECIPE and _is_door(name, base, owner, variables):
+    if name in _RECIPE_CALLS and _is_nbgpu_call(name, base, owner, variables):
         return _recipe_call(call, name)
     if name == "set" and isinstance(owner, Run):
-        return _Known(call.callee, _settings(type(owner.config), steerable(type(owner.config))), {})
+        return _Signature(call.callee, _settings(type(owner.config), steerable(type(owner.config))), {})
     if name == "predict" and isinstance(owner, Cluster):
         run = _value(call.arguments[0].strip(), variables) if call.arguments else None
-        allowed = run.config.AT_PREDICTION if isinstance(run, Run) else ()
-        from_run = _settings(type(run.config), allowed) if isinstance(run, Run) else {}
-        return _Known(call.callee, {**_settings(PredictConfig), **from_run}, {}, begins=1)
-    if name == "Cluster" and _is_door(name, base, owner, variables):
-        return _Known(call.callee, _settings(ClusterConfig), {})
+        from_run = _settings(type(run.config), run.config.AT_PREDICTION) if isinstance(run, Run) else {}
+        return _Signature(call.callee, {**_settings(PredictConfig), **from_run}, {}, num_positional=1)
+    if name == "Cluster" and _is_nbgpu_call(name, base, owner, variables):
+        return _Signature(call.callee, _settings(ClusterConfig), {})
     return None
 
 
-def _is_door(name: str, base: str, owner: Any, variables: Mapping[str, Any]) -> bool:
-    """Whether a call is one of nbgpu's own: a method of a Cluster, or a function of the package that is
-    called through the package or by its imported name."""
-    if name in _OF_A_CLUSTER:
+def _is_nbgpu_call(name: str, base: str, owner: Any, variables: Mapping[str, Any]) -> bool:
+    """Whether a call is one of nbgpu: a method of a Cluster, or a function of the package.
+
+    Args:
+        name: the name of the called function.
+        base: the text before its dot, such as 'nbgpu'; empty if there is none.
+        owner: the value of `base`.
+        variables: the variables of the notebook.
+    """
+    if name in _CLUSTER_METHODS:
         return isinstance(owner, Cluster)
     if base:
         return _is_package(owner)
-    own = variables.get(name)
-    return getattr(own, "__name__", "") == name and str(getattr(own, "__module__", "")).startswith("nbgpu.")
+    value = variables.get(name)
+    module = str(getattr(value, "__module__", ""))
+    return getattr(value, "__name__", "") == name and module.startswith("nbgpu.")
 
 
 def _is_package(value: Any) -> bool:
@@ -293,10 +298,11 @@ def _is_package(value: Any) -> bool:
 
 
 def _value(name: str, variables: Mapping[str, Any]) -> Any:
-    """Return the value of a name. No call is made to find it except `current()`, which gives the cluster."""
+    """Return the value of an expression without evaluating code: a variable, `current()`, or a cluster's
+    `run`."""
     if name in ("nbgpu.current()", "current()"):
-        own = variables.get(name.partition(".")[0].removesuffix("()"))
-        return current_or_none() if own is current or _is_package(own) else None
+        value = variables.get(name.partition(".")[0].removesuffix("()"))
+        return current_or_none() if value is current or _is_package(value) else None
     first, dot, attribute = name.partition(".")
     value = variables.get(first)
     if not dot:
@@ -304,24 +310,22 @@ def _value(name: str, variables: Mapping[str, Any]) -> Any:
     return value.run if isinstance(value, Cluster) and attribute == "run" else None
 
 
-def _recipe_call(call: OpenCall, name: str) -> _Known:
-    """Return what may be given in a call whose first argument is a recipe: first the names of recipes; once
-    one is named, its settings and those of the call itself."""
-    beside = {n: s for model in _RUNS_A_RECIPE[name] for n, s in _settings(model).items()}
-    recipes = tuple(TRAIN_CONFIGS)
-    recipe = call.first_text
+def _recipe_call(call: OpenCall, name: str) -> _Signature:
+    """Return the arguments of a call whose first argument is a recipe. Its settings and those of the call
+    are among them once the recipe is given."""
+    recipe = call.first_string
     if recipe is None:
-        return _Known(call.callee, {}, {}, begins=1, first=recipes)
+        return _Signature(call.callee, {}, {}, num_positional=1, first=tuple(TRAIN_CONFIGS))
     try:
         model: type[TrainConfig] = settings_of(recipe)
     except ConfigError:
-        return _Known(call.callee, {}, {}, begins=1)
+        return _Signature(call.callee, {}, {}, num_positional=1)
     values = {"preset": tuple(presets.names(recipe))}
-    settings = {} if name == "controls" else {**_settings(model), **beside}
-    return _Known(call.callee, settings, values, begins=1, title=f'"{recipe}",')
+    models = () if name == "controls" else (model, *_RECIPE_CALLS[name])
+    settings = {key: owner for model in models for key, owner in _settings(model).items()}
+    return _Signature(call.callee, settings, values, num_positional=1, title=f'"{recipe}",')
 
 
-def _settings(model: type[BaseModel], names: Any = None) -> dict[str, _Setting]:
-    return {
-        name: _Setting(model, name) for name in signatures.names_of(model) if names is None or name in names
-    }
+def _settings(model: type[BaseModel], names: Container[str] | None = None) -> dict[str, type[BaseModel]]:
+    """Return the model for the name of each of its settings, or for those among `names`."""
+    return {name: model for name in signatures.names_of(model) if names is None or name in names}

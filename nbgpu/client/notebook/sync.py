@@ -1,6 +1,6 @@
 """`%nbgpu sync`: repeat the notebook's imports on the ranks.
 
-The import statements are found in the cells that ran. Nothing is imported in the notebook's kernel for that.
+The import statements are read from the text of the cells that ran.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ def sync(cluster: Cluster, shell: Any) -> str:
     Raises:
         RunError: a training run has the ranks now.
     """
-    statements = list(dict.fromkeys(made_by(shell.history_manager.input_hist_parsed, shell.user_ns)))
+    statements = list(
+        dict.fromkeys(import_statements(shell.history_manager.input_hist_parsed, shell.user_ns))
+    )
     if not statements:
         return "the notebook has no imports to repeat"
-    # The ranks add the folders of the notebook's search path that they do not have.
+    # The ranks add those folders to their `sys.path` that they do not have.
     folders = [os.path.abspath(folder) for folder in sys.path if folder]  # noqa: PTH100 - as text
     by_rank: Mapping[int, tuple[dict[str, str], list[str]]] = cluster.apply(
         reference(Call.RUN_IMPORTS), statements, folders
     )
     failed = ranks_by((error, rank) for rank, (errors, _) in by_rank.items() for error in errors.items())
     added = dict.fromkeys(folder for _, new_folders in by_rank.values() for folder in new_folders)
-    # An import that failed on every rank need not be repeated on a rank that is replaced.
-    nowhere = {statement for (statement, _), ranks in failed.items() if len(ranks) == len(by_rank)}
-    sent = [statement for statement in statements if statement not in nowhere]
-    if sent:
-        cluster.parts.state.history.note(by_rank, "\n".join(sent))
-    lines = [f"on the ranks now: {'; '.join(sent)}"] if sent else []
+    # Imports that failed on every rank are left out of the history, from which a replaced rank repeats cells.
+    failed_everywhere = {statement for (statement, _), ranks in failed.items() if len(ranks) == len(by_rank)}
+    imported = [statement for statement in statements if statement not in failed_everywhere]
+    if imported:
+        cluster.parts.state.history.note(by_rank, "\n".join(imported))
+    lines = [f"on the ranks now: {'; '.join(imported)}"] if imported else []
     if added:
         lines.append(f"the ranks also look for modules in {', '.join(added)}")
     lines += [
@@ -48,8 +50,8 @@ def sync(cluster: Cluster, shell: Any) -> str:
     return "\n".join(lines)
 
 
-def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the import statements of cells, one name each, whose names still exist."""
+def import_statements(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the imports in cells, each as a statement for one name, if the notebook still has the name."""
     for cell in cells:
         for statement in _imports_in(parse_cell(cell)) if "import" in cell else ():
             for alias in statement.names:
@@ -64,8 +66,8 @@ def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _imports_in(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports below a node, also under `if`, `try` and `with`, but not in functions and classes,
-    whose imports give the notebook no name."""
+    """Yield the absolute imports below a node, also under `if`, `try` and `with`, but not in functions and
+    classes, whose imports define no name of the notebook."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield child

@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,61 +29,62 @@ from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.text.tables import aligned
 
 _SUFFIXES = (".npz", ".csv", ".png")
-"""What is written for each microstructure: the descriptors, the table and the picture."""
-_OF_COMPARISON = ".differences.csv"
-"""What is written if it is compared."""
+"""The suffixes of the files for each microstructure: the descriptors, the table and the picture."""
+_COMPARISON_SUFFIX = ".differences.csv"
+"""The suffix of the further file if the microstructures are compared with another one."""
 _HEADINGS = ("", "pixels", "phase", "share", "correlation length, px", "mean chord, px")
 
 
 def job_of(
-    files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[str, Any]
+    files: Sequence[str], request: CharacterizeConfig, measuring: Mapping[str, Any]
 ) -> CharacterizationJob:
-    """Return the job that is asked for.
+    """Return the job for the process that measures.
 
     Args:
-        files: the microstructures, each as the recipe's `data`: one file, or three pictures separated by
-            commas.
-        asked: what to measure, and the folder for the results.
+        files: the microstructures, each in the form of the recipe's setting `data`: one file, or three
+            pictures separated by commas.
+        request: what to measure, and the folder for the results.
         measuring: values of the recipe's settings that say how descriptors are measured.
 
     Raises:
         ConfigError: the settings do not go together.
     """
-    out = Path(asked.out).expanduser()
-    configs = [asked.recipes_settings(data, measuring) for data in files]
+    out = Path(request.out).expanduser()
+    configs = [request.recipes_settings(data, measuring) for data in files]
     return CharacterizationJob(
         [Measurement(c.model_dump(), str(out / _name_of(c.data))) for c in configs],
-        asked.only_measured,
-        asked.recipes_settings(asked.against, measuring).model_dump() if asked.against else None,
+        request.only_measured,
+        request.recipes_settings(request.against, measuring).model_dump() if request.against else None,
         only_check=False,
     )
 
 
 def require(job: CharacterizationJob) -> None:
-    """Raise a DataError if anything is wrong with the names of the files, before any file is measured.
+    """Raise a DataError if an input file is missing or an output file cannot be written under its name,
+    before any file is measured.
 
-    This process looks at the names. If some are wrong, the process with torch checks the contents of the
-    other files, so that the error has the problems of all.
+    Then the process with torch also checks the contents of the other files, so that the error lists the
+    problems of all files.
     """
-    problems = list(_wrong_names(job))
     missing = [_missing(measurement.settings) for measurement in job.measurements]
     reference_missing = _missing(job.against) if job.against else []
-    problems += [problem for of_file in (*missing, reference_missing) for problem in of_file]
-    if problems:
-        there = [m for m, lacking in zip(job.measurements, missing, strict=True) if not lacking]
-        against = None if reference_missing else job.against
-        try:
-            if there or against:
-                list(_ran(replace(job, measurements=there, against=against, only_check=True)))
-        except DataError as error:
-            problems += str(error).splitlines()
-        except RunError as error:
-            problems.append(f"the other files could not be checked: {error}")
-        raise DataError("\n".join(problems))
+    problems = [*_output_problems(job), *chain.from_iterable(missing), *reference_missing]
+    if not problems:
+        return
+    present = [m for m, problem in zip(job.measurements, missing, strict=True) if not problem]
+    against = None if reference_missing else job.against
+    try:
+        if present or against:
+            list(_run_process(replace(job, measurements=present, against=against, only_check=True)))
+    except DataError as error:
+        problems += str(error).splitlines()
+    except RunError as error:
+        problems.append(f"the other files could not be checked: {error}")
+    raise DataError("\n".join(problems))
 
 
 def characterized(job: CharacterizationJob) -> Iterator[Characterized]:
-    """Measure, and yield each microstructure when its files are written.
+    """Measure the microstructures, and yield the result of each when its files are written.
 
     Raises:
         DataError: lists every problem of all files; nothing was measured.
@@ -95,29 +97,30 @@ def characterized(job: CharacterizationJob) -> Iterator[Characterized]:
             raise RunError(
                 f"{folder} cannot be made: {error.strerror}. Take another folder with --out"
             ) from None
-    for fields in _ran(job):
+    for fields in _run_process(job):
         rows = [PhaseRow(**row) for row in fields.pop("rows")]
         yield Characterized(**fields | {"shape": tuple(fields["shape"])}, rows=rows)
 
 
 def table_of_differences(results: Sequence[Characterized]) -> list[str]:
-    """Return lines with the differences of each microstructure from what all were compared with."""
+    """Return the lines of a table: each microstructure's differences from the one that all were compared
+    with."""
     names = [name for name in results[0].differences if all(name in r.differences for r in results)]
     rows = [(r.data, *(f"{r.differences[name]:.4g}" for name in names)) for r in results]
     return aligned([("", *names), *rows], right=range(1, len(names) + 1))
 
 
 def written(measurement: Measurement, job: CharacterizationJob) -> str:
-    """Return the names of the files with the results, in words."""
+    """Return the names of the result files, such as 'out/a.npz, .csv and .png'."""
     return _listed(measurement.stem, _suffixes(job))
 
 
 def _suffixes(job: CharacterizationJob) -> Sequence[str]:
-    return [*_SUFFIXES, *([_OF_COMPARISON] if job.against else [])]
+    return [*_SUFFIXES, _COMPARISON_SUFFIX] if job.against else _SUFFIXES
 
 
 def table(results: Sequence[Characterized]) -> list[str]:
-    """Return lines with the numbers of each phase of each microstructure."""
+    """Return the lines of a table: the numbers of each phase of each microstructure."""
     rows = [_HEADINGS]
     for result in results:
         for index, row in enumerate(result.rows):
@@ -138,30 +141,33 @@ def _name_of(data: str) -> str:
 
 
 def _missing(settings: Mapping[str, Any]) -> list[str]:
+    """Return a problem for each input file that does not exist."""
     paths = paths_to_read(MicrostructureConfig(**settings), "data")
     return [f"{path}: there is no such file" for path in paths if not path.is_file()]
 
 
-def _wrong_names(job: CharacterizationJob) -> Iterator[str]:
+def _output_problems(job: CharacterizationJob) -> Iterator[str]:
+    """Yield why the results cannot be written: no folder, two inputs of one name, or existing files."""
     for folder in {Path(measurement.stem).parent for measurement in job.measurements}:
         if folder.exists() and not folder.is_dir():
             yield f"{folder} is a file. Take a folder with --out"
-    stems = Counter(measurement.stem for measurement in job.measurements)
-    for stem, count in stems.items():
-        if count > 1:
-            same = [str(m.settings["data"]) for m in job.measurements if m.stem == stem]
+    files_by_stem: defaultdict[str, list[str]] = defaultdict(list)
+    for measurement in job.measurements:
+        files_by_stem[measurement.stem].append(str(measurement.settings["data"]))
+    for stem, files in files_by_stem.items():
+        if len(files) > 1:
             yield (
-                f"{' and '.join(same)} would both be written to {stem}{_SUFFIXES[0]}. Characterize them into folders of their own"
+                f"{' and '.join(files)} would both be written to {stem}{_SUFFIXES[0]}. Characterize them into folders of their own"
             )
     for measurement in job.measurements:
-        if there := [suffix for suffix in _suffixes(job) if Path(f"{measurement.stem}{suffix}").exists()]:
+        if existing := [suffix for suffix in _suffixes(job) if Path(f"{measurement.stem}{suffix}").exists()]:
             yield (
-                f"{_listed(measurement.stem, there)} would be written over. Take another folder with --out, or remove "
+                f"{_listed(measurement.stem, existing)} would be written over. Take another folder with --out, or remove "
                 "what is there"
             )
 
 
-def _ran(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
+def _run_process(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
     """Run the process that measures, and yield each result as the fields of a `Characterized`.
 
     Raises:
@@ -178,7 +184,7 @@ def _ran(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            # A process that has ended before it read the job says why by its code and its errors.
+            # A process that ended before it read the job has its reason in its exit code and on stderr.
             with suppress(BrokenPipeError), process.stdin:
                 json.dump(asdict(job), process.stdin)
             yield from map(json.loads, process.stdout)

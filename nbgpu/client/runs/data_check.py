@@ -23,41 +23,41 @@ _BAD_DATA = 3
 
 
 def require_good_data(config: TrainConfig) -> None:
-    """Raise DataError with a line for every bad row of the data and every bad file, if there are any.
+    """Check the data of a training run; raise DataError with a line for every bad row and every bad file.
 
-    It takes some seconds if there are files, because the process that checks them loads torch. With
-    `check_voxels` it also reads each file that no earlier check has found good.
+    If there are files, this takes some seconds, because the process that checks them imports torch. With
+    `check_voxels` the process also reads the contents of each file that no earlier check has passed.
     """
     # Generated data need no check, but the settings may name other files, such as a network's weights.
-    named = [path for name in type(config).model_fields for path in paths_to_read(config, name)]
-    if named or config.data not in type(config).WITHOUT_FILES:
+    files = [path for name in type(config).model_fields for path in paths_to_read(config, name)]
+    if files or config.data not in type(config).WITHOUT_FILES:
         _check_in_process("training", config.model_dump_json())
 
 
 def require_good_new_data(job: Job) -> None:
-    """Raise DataError with a line for every file of the new data that is bad by its name or header."""
+    """Check the data of a prediction; raise DataError with a line for every file with a bad name or
+    header."""
     _, config = runs.read_settings(Path(job.run_folder))
     if job.data not in type(config).WITHOUT_FILES:
         _check_in_process("prediction", json.dumps(asdict(job)))
 
 
 def _check_in_process(purpose: str, text: str) -> None:
-    """Have a process with torch check the data; raise DataError with what it has found.
+    """Check the data in a process with torch; raise DataError with the problems that it reports.
 
     Args:
         purpose: 'training' or 'prediction'.
         text: the settings or the job, as JSON.
     """
     command = interpreter.command("nbgpu.recipes.check", str(os.getpid()), purpose)
-    # The process itself reports the steps that take long.
-    done = subprocess.run(command, input=text, stderr=subprocess.PIPE, text=True)
-    if done.returncode == _BAD_DATA:
-        raise DataError(done.stderr.strip())
-    if done.returncode != 0:
-        # The ranks meet the same fault, unless the process was killed, and report it with their traceback.
-        last_words = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
+    # The process shows its progress on stdout.
+    completed = subprocess.run(command, input=text, stderr=subprocess.PIPE, text=True)
+    if completed.returncode == _BAD_DATA:
+        raise DataError(completed.stderr.strip())
+    if completed.returncode != 0:
+        # The start goes on: unless the process was killed, the ranks raise the same error with a traceback.
         _log.warning(
             "the data were not checked before the start, because the process that reads them ended with code %d: %s",
-            done.returncode,
-            last_words,
+            completed.returncode,
+            completed.stderr.strip().rpartition("\n")[2] or "it said nothing",
         )

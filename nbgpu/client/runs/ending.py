@@ -1,5 +1,4 @@
-"""The end of work in threads, such as a run: callers can wait for it, and callbacks are called when it
-comes."""
+"""The end of work on a thread, such as a run: callers can wait for it or register callbacks."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ State = TypeVar("State")
 
 
 class Completion(Generic[State]):
-    """The end of some work, which happens once: waited for, or followed by callbacks.
+    """The end of some work, which happens once.
 
     Args:
-        name: the name, for messages, of the work that ends.
+        name: the name of the work, for messages.
         log: the logger for exceptions of callbacks.
     """
 
@@ -37,12 +36,11 @@ class Completion(Generic[State]):
 
     @property
     def over(self) -> bool:
-        """Whether everything that belongs to the end is done."""
+        """Whether the work has ended and all callbacks have returned."""
         return self._over.is_set()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the end comes, before `wait` returns, or at once if it has come
-        already."""
+        """Call `callback` once: at the end of the work, before `wait` returns, or at once if it has ended."""
         with self._lock:
             if self.state is None:
                 self._callbacks.append(callback)
@@ -58,7 +56,7 @@ class Completion(Generic[State]):
             try:
                 callback()
             except Exception:  # noqa: BLE001
-                # A callback that fails must not prevent the end, nor keep the next callback from its turn.
+                # The other callbacks are called all the same, and `wait` returns.
                 self._log.exception("%s has ended, and showing that failed", self._name)
         self._over.set()
 
@@ -77,13 +75,19 @@ class Completion(Generic[State]):
     ) -> None:
         """Wait for the end.
 
-        The kernel's interrupt calls `stop`, waits for its effect, and is then raised. Another one meanwhile
-        calls `stop` again, and is raised after `patience_s` at the latest. `meanwhile` is called several
-        times a second.
+        The kernel's interrupt calls `stop`, waits until the work has ended, and is then raised. A second
+        interrupt calls `stop` again, and is raised after `patience_s` seconds at the latest.
+
+        Args:
+            timeout_s: the longest time to wait, in seconds; None for no limit.
+            describe: returns the progress of the work, for the message of TimeoutError.
+            stop: asks the work to end.
+            patience_s: how long to wait after a second interrupt, in seconds.
+            meanwhile: is called several times a second.
 
         Raises:
-            TimeoutError: the end did not come within `timeout_s` seconds; `describe` says how far the work
-                is.
+            TimeoutError: the work did not end within `timeout_s`.
+            KeyboardInterrupt: the kernel was interrupted.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -102,7 +106,7 @@ class Completion(Generic[State]):
         self, stop: Callable[[], None], patience_s: float, meanwhile: Callable[[], None]
     ) -> bool:
         """Call `stop`, and wait for the end for at most `patience_s`. Return False if an interrupt ended the
-        wait. `meanwhile` is called between two polls."""
+        wait."""
         try:
             if not self.over:
                 stop()

@@ -40,14 +40,14 @@ class RunManager:
 
     @uninterrupted()
     def make_ready(self) -> None:
-        """Have all ranks ready before work is sent, or raise the reason why they are not."""
+        """Make sure that all ranks are ready for work, or raise an error that says why they are not."""
         self._state.note_use()
         self._state.ranks.require_reachable()
         self.refuse_during_run()
         self._recovery.make_ready(self.run.folder if self.run is not None else None)
 
     def refuse_during_run(self) -> None:
-        """Raise RunError while a run has the ranks."""
+        """Raise RunError while the ranks train."""
         if self.run is None or self.run.over:
             return
         if self.run.is_to_stop:
@@ -61,9 +61,10 @@ class RunManager:
         )
 
     def _set_run(self, run: Run) -> None:
-        """Make this the latest run."""
+        """Make this the latest run, from whose end `release_after_s` counts."""
         self.run = run
         self._state.run_folder = run.folder
+        run.on_end(lambda _: self._state.note_use())
 
     def handle(self, folder: Path) -> Run:
         """Return a handle of a run that another process has started."""
@@ -73,12 +74,7 @@ class RunManager:
         """Take over a run that another process has started."""
         run = self.handle(folder)
         self._set_run(run)
-        self._note_use_at_end(run)
         return run
-
-    def _note_use_at_end(self, run: Run) -> None:
-        """Have `release_after_s` count from the end of the run."""
-        run.on_end(lambda _: self._state.note_use())
 
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
@@ -93,7 +89,7 @@ class RunManager:
         self.make_ready()
         state.tell_news()
         settled = self._planner.settle(config, check_sha256=True)
-        # A plan of another run, or on other devices, says nothing about this one.
+        # The latest plan may be of other settings or devices.
         planned = self._planned
         if planned is not None and (planned.config, planned.devices) != (settled.config, state.devices):
             planned = None
@@ -101,8 +97,7 @@ class RunManager:
         self._set_run(run)
         # A process that takes the cluster over finds the run in the cluster's entry of the registry.
         state.write_entry()
-        self._note_use_at_end(run)
-        # An interrupt that came during the start was held back until there was a run to stop.
+        # An interrupt during the start was held back until there was a run to stop.
         try:
             take_interrupt()
         except KeyboardInterrupt:
@@ -111,11 +106,11 @@ class RunManager:
         return run
 
     def _conclude(self, run: Run, step: int, config: TrainConfig) -> None:
-        """Have the ranks work out the result of a run that is over; the run is this cluster's from now on.
+        """Have the ranks work out the result of a run that is over, and make it this cluster's latest run.
 
         Args:
-            run: its handle, which asks for this.
-            step: the step of its newest checkpoint.
+            run: the handle of the run.
+            step: the step of the run's newest checkpoint.
             config: settings with which the run ends at that step.
 
         Raises:
@@ -136,7 +131,6 @@ class RunManager:
         run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder)))
         self._set_run(run)
         state.write_entry()
-        self._note_use_at_end(run)
 
     def work_out_result(self, run: Run | str | Path) -> Run:
         """See `Cluster.work_out_result`."""
@@ -146,12 +140,12 @@ class RunManager:
         return run.work_out_result()
 
     def plan_with(self, config: TrainConfig) -> Plan:
-        """As `plan`, with settings that are already checked."""
+        """Plan a run as `Cluster.plan` does, with settings that are already checked."""
         self._planned = self._planner.plan(self.settle(config))
         return self._planned
 
     def settle(self, config: TrainConfig) -> SettledConfig:
-        """Return the settings for these ranks, with nothing left open.
+        """Return the settings for these ranks, with values for those that are left to the data.
 
         Raises:
             ConfigError: the ranks cannot train with these settings.
@@ -162,15 +156,15 @@ class RunManager:
         return self._planner.settle(config)
 
     def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
-        """As `find_batch_size`, with settings that are already checked."""
+        """Do the work of `Cluster.find_batch_size`, with settings that are already checked."""
         self.make_ready()
         return self._planner.find_batch_size(config, stop)
 
     @uninterrupted()
     def predict_with(self, job: Job, show: predicting.Show | None = None) -> Predictions:
-        """As `predict`, with a job that is already checked; `show` gets the progress."""
+        """Do the work of `Cluster.predict`, with a job that is already checked; `show` is called with the
+        progress."""
         self.make_ready()
-        self._state.note_use()
         try:
             return predicting.predict(self._state, self._recovery, job, show)
         finally:

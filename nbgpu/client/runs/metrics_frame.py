@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def frame_of(reader: Reader) -> pd.DataFrame:
     """Return a table with one row for each sample, with rank, step, time_s and the series."""
-    # Import it here, because it takes a third of a second, which every start of a cluster would pay.
+    # The import takes a third of a second, so a start of a cluster does without it.
     import pandas as pd
 
     frames = []
@@ -24,11 +24,11 @@ def frame_of(reader: Reader) -> pd.DataFrame:
             for r in records
             if isinstance(r, Sample)
         ]
-        # As a table the samples take a tenth of the memory.
-        frames += [pd.DataFrame(rows)] if rows else []
-    return (
-        pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["rank", "step", "time_s"])
-    )
+        # Each batch becomes a table at once, which takes a tenth of the memory of its samples.
+        if rows:
+            frames.append(pd.DataFrame(rows))
+    empty = pd.DataFrame(columns=["rank", "step", "time_s"])
+    return pd.concat(frames, ignore_index=True) if frames else empty
 
 
 def parts_frame(reader: Reader, num_ranks: int) -> pd.DataFrame:
@@ -47,5 +47,5 @@ def parts_frame(reader: Reader, num_ranks: int) -> pd.DataFrame:
         for parts in step_parts.parts_of(reader.records(), num_ranks)
     ]
     columns = ["step", "rank", "step_s", *step_parts.PARTS, "hidden_s", "waited_for"]
-    # One rank hides nothing, of which pandas would make a column of objects.
+    # A single rank has only None in this column, which pandas would store as objects.
     return pd.DataFrame(rows, columns=columns).astype({"hidden_s": float})

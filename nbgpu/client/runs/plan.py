@@ -1,5 +1,4 @@
-"""What a run will do, shown before it starts: devices, batches, steps, and the memory that it takes on each
-rank."""
+"""The plan of a run, shown before it starts: devices, batches, steps, and the memory of each rank."""
 
 from __future__ import annotations
 
@@ -16,13 +15,14 @@ from nbgpu.protocol.records import Device
 from nbgpu.text.html import labelled
 from nbgpu.text.sizes import in_words
 
-_WIDTH = 11
+_LABEL_WIDTH = 11
 _NAMES = {**NAMES, "before": "held already"}
+"""The labels of an estimate's parts."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was not started. It prints as lines."""
+    """What a run will do. It prints as lines."""
 
     cluster: ClusterConfig
     config: TrainConfig
@@ -36,8 +36,8 @@ class Plan:
     steps_per_epoch: int
     """The number of steps, or 0 if it is not known."""
     beginning: tuple[str, ...] = ()
-    """From which checkpoint the run goes on and with which other settings, one sentence for each; empty where
-    it begins with its first step."""
+    """Sentences about the checkpoint from which the run goes on, and the settings that differ from those of
+    the checkpoint's run; empty if it begins with its first step."""
 
     @classmethod
     def at_first(
@@ -47,7 +47,7 @@ class Plan:
         devices: Sequence[Device],
         chosen_transport: ChosenTransport,
     ) -> Plan:
-        """Return the plan that is known without asking a rank."""
+        """Return a plan without an estimate and without a description of the data, which only ranks give."""
         unknown = {"unknown": "it is known when the ranks have looked at the data"}
         data, _ = data_in_words(config, len(devices), unknown)
         memory = {"unknown": f"cluster.plan({config.recipe!r}, ...) estimates it"}
@@ -58,11 +58,12 @@ class Plan:
         """Whether the estimate is below the memory that each rank may take, or None if it is not known."""
         if "peak" not in self.memory:
             return None
-        return all(self.memory["peak"] <= self._most_bytes(device) for device in self.devices)
+        return all(self.memory["peak"] <= self._limit_bytes(device) for device in self.devices)
 
     def __str__(self) -> str:
-        indented = f"\n{' ' * _WIDTH}"
-        return "\n".join(f"{name:<{_WIDTH}}{row.replace(chr(10), indented)}" for name, row in self.rows())
+        indented = f"\n{' ' * _LABEL_WIDTH}"
+        rows = [(name, text.replace("\n", indented)) for name, text in self.rows()]
+        return "\n".join(f"{name:<{_LABEL_WIDTH}}{text}" for name, text in rows)
 
     __repr__ = __str__
 
@@ -70,7 +71,7 @@ class Plan:
         return labelled(self.rows())
 
     def rows(self) -> list[tuple[str, str]]:
-        """The parts of the plan by name."""
+        """Return (label, text) for each part of the plan."""
         config, num_ranks = self.config, len(self.devices)
         labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
         rows = [
@@ -87,11 +88,11 @@ class Plan:
             ("precision", f"{config.dtype}, amp {config.amp}"),
             ("memory", self._memory()),
         ]
-        if not self._trains_a_model:
-            others = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
-            kept = ("devices", "backend", "length", "begins", "data", "memory")
-            return [(name, others.get(name, row)) for name, row in rows if name in kept]
-        return rows
+        if self._trains_a_model:
+            return rows
+        # A search for a field, such as a microstructure, has no batches, strategy or precision.
+        replaced = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
+        return [(name, replaced.get(name, text)) for name, text in rows if name not in ("batch", "precision")]
 
     @property
     def _trains_a_model(self) -> bool:
@@ -117,30 +118,34 @@ class Plan:
         )
         if self.fits:
             return estimate
-        most_bytes = min(self._most_bytes(device) for device in self.devices)
-        way_out = "lower batch_size" if self._trains_a_model else "take a smaller shape or limit_to"
-        return f"{estimate}. That is more than the {in_words(most_bytes)} that a rank may take: {way_out}"
+        limit_bytes = min(self._limit_bytes(device) for device in self.devices)
+        remedy = "lower batch_size" if self._trains_a_model else "take a smaller shape or limit_to"
+        return f"{estimate}. That is more than the {in_words(limit_bytes)} that a rank may take: {remedy}"
 
-    def _most_bytes(self, device: Device) -> int:
+    def _limit_bytes(self, device: Device) -> int:
         return devices.rank_memory_bytes(self.cluster, device, self.devices)
 
 
 def data_in_words(
-    config: TrainConfig, num_ranks: int, found: Mapping[str, Any]
+    config: TrainConfig, num_ranks: int, estimated: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], int]:
     """Return (sentences about how the data come to the ranks, the steps of an epoch or 0 if they are not
     known).
 
     Args:
-        found: the `data` that `nbgpu.engine.dry_run.memory:estimate_run` returns: `amount`, or `unknown`.
+        config: the run's settings.
+        num_ranks: the number of ranks.
+        estimated: the `data` that `nbgpu.engine.dry_run.memory:estimate_run` returns: `amount`, or `unknown`,
+            which says why the amount is not known.
     """
     if "num_workers" in config.UNUSED:
-        return tuple(found.get("unknown", "").splitlines()), 0
-    if isinstance(config, OwnConfig) and "amount" in found:
-        num_steps, words = epochs.epoch_of_samples(config, epochs.DataAmount(*found["amount"]), num_ranks)
-        return (*words, workers.workers_for_own(config).in_words()), num_steps
+        return tuple(estimated.get("unknown", "").splitlines()), 0
+    amount = epochs.DataAmount(*estimated["amount"]) if "amount" in estimated else None
+    if amount is not None and isinstance(config, OwnConfig):
+        num_steps, sentences = epochs.epoch_of_samples(config, amount, num_ranks)
+        return (*sentences, workers.workers_for_own(config).in_words()), num_steps
     data_workers = workers.workers_for(config, workers.this_host(num_ranks)).in_words()
-    if "amount" not in found:
-        return (*found["unknown"].splitlines(), data_workers), 0
-    epoch = epochs.epoch_of(config, epochs.DataAmount(*found["amount"]), num_ranks)
+    if amount is None:
+        return (*estimated["unknown"].splitlines(), data_workers), 0
+    epoch = epochs.epoch_of(config, amount, num_ranks)
     return (*epoch.words, data_workers), epoch.num_steps

@@ -23,9 +23,9 @@ from nbgpu.text.html import shown_as_html
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
-_FOUND_BY_SEARCH = ("batch_size", "global_batch_size")
+_BATCH_SETTINGS = ("batch_size", "global_batch_size")
 _MARGIN = 1 / 10
-"""The share of the largest size that is left to a run's loggers and checkpoints, beside the steps."""
+"""The share of the largest batch that is left for the memory of a run's loggers and checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,18 @@ class BatchSizes:
 
 
 class Planner:
-    """Asks a cluster's ranks what they would do and take."""
+    """Asks a cluster's ranks what a run with some settings would do, and how much memory it would take."""
 
     def __init__(self, state: ClusterState, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
         self._choices: dict[tuple[Any, ...], Chosen] = {}
-        """What the files have decided for settings that are left to them. A plan and the run after it ask for
-        the same, and so does a run with the batch size that was found."""
+        """The values that were chosen from the data, by `_key`. A plan and the run after it need the same
+        choice, and so does a run with the batch size that was found."""
 
     def settle(self, config: TrainConfig, check_sha256: bool = False) -> SettledConfig:
-        """Return the settings for ranks that are ready, with nothing left open; see `settling.settle`.
+        """Return the settings for ranks that are ready, with values for those that are left to the data; see
+        `settling.settle`.
 
         Raises:
             RankError: settings are left to the data, and no file can be used.
@@ -93,8 +94,7 @@ class Planner:
         return settling.settle(config, self._state.devices, choose, check_sha256)
 
     def _key(self, config: TrainConfig) -> tuple[Any, ...]:
-        """Return what the choices depend on: the settings, the devices, and when the data was changed
-        last."""
+        """Return what the choices depend on: the settings, the devices, and the data's time of change."""
         data = Path(config.data).expanduser()
         changed_ns = data.stat().st_mtime_ns if data.exists() else 0
         return config.model_dump_json(), self._state.devices, changed_ns
@@ -128,7 +128,7 @@ class Planner:
         config = for_search(config)
         tried, *_ = self._ask(Call.FIND_BATCH_SIZE, self.settle(config).config, stop=stop)
         sizes = BatchSizes(tried)
-        # The batch is the largest for this model, and the run with it must not choose another one.
+        # A run with this batch must have the same model, for which the batch is the largest: keep the choice.
         if chosen := self._choices.get(self._key(config)):
             self._choices[self._key(config.changed(batch_size=sizes.batch_size))] = chosen
         return sizes
@@ -141,15 +141,15 @@ class Planner:
         ranks: Sequence[int] | None = None,
         stop: threading.Event | None = None,
     ) -> list[Any]:
-        """Make a call with a run's settings on ranks, and return their answers; setting `stop` ends it."""
+        """Make a call with a run's settings on ranks, and return their answers in order of rank; setting
+        `stop` ends it."""
         results = self._state.ranks.call(call, config.model_dump(mode="json"), *more, ranks=ranks)
         self._recovery.bring_back(RankWatch(self._state.ranks, results), results, stop)
         return [result.result() for result in results.values()]
 
 
 def for_search(config: TrainConfig) -> TrainConfig:
-    """Return the settings for a search for the largest batch, in which the run's own batch sizes do not
-    count.
+    """Return the settings for a search for the largest batch: those of the run, with default batch sizes.
 
     Raises:
         ConfigError: there is nothing to search for with these settings.
@@ -157,9 +157,9 @@ def for_search(config: TrainConfig) -> TrainConfig:
     if "batch_size" in config.UNUSED:
         raise ConfigError(f"the recipe {config.recipe!r} has no batches, and so no largest one that fits")
     fields = type(config).model_fields
-    return config.changed(**{name: fields[name].default for name in _FOUND_BY_SEARCH})
+    return config.changed(**{name: fields[name].default for name in _BATCH_SETTINGS})
 
 
 def without_batch_sizes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that a search finds, which may have any value."""
-    return {name: value for name, value in settings.items() if name not in _FOUND_BY_SEARCH}
+    """Return the settings without the batch sizes, which a search ignores even if they are not valid."""
+    return {name: value for name, value in settings.items() if name not in _BATCH_SETTINGS}

@@ -1,8 +1,7 @@
-"""Apply a run's trained model to new data on the ranks of a state."""
+"""Apply a run's trained model to new data on the ranks of a cluster."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,10 +35,10 @@ Show = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a trained model has made of new data; it prints as a summary."""
+    """The predictions of a trained model for new data; it prints as a summary."""
 
     folder: Path
-    """The folder with `predictions.csv` and what was written for each sample."""
+    """The folder with `predictions.csv` and the files of each sample."""
     rows: Sequence[Row]
     """One for each sample, in the order of the data's names."""
     notes: Sequence[str]
@@ -53,7 +52,7 @@ class Predictions:
         return {row.name: row.failed for row in self.rows if row.failed}
 
     def frame(self) -> pd.DataFrame:
-        """Return the table as a DataFrame, with the samples' names as the index."""
+        """Return the table: one row for each sample, with the samples' names as the index."""
         import pandas as pd
 
         return pd.DataFrame([dict(row.values) for row in self.rows], index=[row.name for row in self.rows])
@@ -69,49 +68,42 @@ class Predictions:
     _repr_html_ = shown_as_html
 
 
-def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, Any]) -> Job:
-    """Return the job that is asked for, with its checkpoint.
+def job_of(run_folder: str | Path, request: PredictConfig, settings: Mapping[str, Any]) -> Job:
+    """Check a request for a prediction, and return it as a job with its checkpoint.
 
     Args:
         run_folder: the folder of a run.
-        asked: what to predict.
+        request: what to predict.
         settings: settings of the run that are replaced for the prediction.
 
     Raises:
-        ConfigError: lists everything that is wrong, as far as that is known without torch.
+        ConfigError: lists every problem that can be seen without torch.
     """
-    folder = Path(os.fspath(run_folder)).expanduser().absolute()
+    folder = Path(run_folder).expanduser().absolute()
     _, config = runs.read_settings(folder)
-    # What is wrong with the run.
+    # Check the run.
     problems = []
     if not config.PREDICTS:
         problems.append(
             f"{folder.name}: the recipe {config.recipe!r} trains no model that could be applied to new data"
         )
-    if isinstance(config, OwnConfig) and not asked.trust:
+    if isinstance(config, OwnConfig) and not request.trust:
         problems.append(
             f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, whose code would run "
             "with all of your permissions. If you trust it, set trust=True (in a terminal --trust)"
         )
-    # What is wrong with the settings for the prediction.
-    allowed = config.AT_PREDICTION
-    problems += [
-        f"{name} = {value!r} cannot be changed for a prediction."
-        + (
-            ""
-            if name in type(config).model_fields
-            else did_you_mean(name, [*allowed, *PredictConfig.model_fields])
-        )
-        + (f" What can: {', '.join(allowed)}" if allowed else " With this recipe nothing can")
-        for name, value in settings.items()
-        if name not in allowed
-    ]
-    checkpoint = _checkpoint(folder, asked.checkpoint)
+    # Check the settings for the prediction.
+    problems += filter(None, (_setting_problem(name, value, config) for name, value in settings.items()))
+    checkpoint = _checkpoint(folder, request.checkpoint)
     if checkpoint is None:
-        problems.append(f"{folder} has no {'intact' if asked.checkpoint == 'newest' else 'best'} checkpoint")
+        problems.append(
+            f"{folder} has no {'intact' if request.checkpoint == 'newest' else 'best'} checkpoint"
+        )
     if not problems:
+        # With a recipe of one's own the setting `data` is unused, because its code decides what is read.
+        data_setting = {} if isinstance(config, OwnConfig) else {"data": request.data}
         try:
-            changed = config.counting(**_with_data(config, asked.data), **settings)
+            changed = config.counting(**data_setting, **settings)
             settings = {name: getattr(changed, name) for name in settings}
             problems += [
                 f"data = {str(path)!r}: there is no such file or folder"
@@ -122,27 +114,35 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
-    # The ranks may have another working folder, and get only the settings that differ from the run's.
-    data, out = (without_parent_steps(Path(path).expanduser()) for path in (asked.data, asked.out))
+    # The ranks may have another working folder, so the paths become absolute.
+    data, out = (without_parent_steps(Path(path).expanduser()) for path in (request.data, request.out))
     return Job(
         str(folder),
         str(checkpoint),
-        str(data.absolute()) if data.exists() else asked.data,
+        str(data.absolute()) if data.exists() else request.data,
         str(out.absolute()),
         {name: value for name, value in settings.items() if value != getattr(config, name)},
-        asked.max_samples,
-        asked.skip_bad,
-        asked.trust,
+        request.max_samples,
+        request.skip_bad,
+        request.trust,
     )
 
 
-def _with_data(config: TrainConfig, data: str) -> dict[str, Any]:
-    return {} if isinstance(config, OwnConfig) else {"data": data}
+def _setting_problem(name: str, value: Any, config: TrainConfig) -> str:
+    """Return why a setting cannot be changed for a prediction; empty if it can."""
+    allowed = config.AT_PREDICTION
+    if name in allowed:
+        return ""
+    is_typo = name not in type(config).model_fields
+    meant = did_you_mean(name, [*allowed, *PredictConfig.model_fields]) if is_typo else ""
+    what_can = f" What can: {', '.join(allowed)}" if allowed else " With this recipe nothing can"
+    return f"{name} = {value!r} cannot be changed for a prediction.{meant}{what_can}"
 
 
 def _checkpoint(folder: Path, which: str) -> Path | None:
+    """Return the folder of the newest or the best checkpoint of a run; None if there is none."""
     if which == "newest":
-        # The ranks look at the contents when they read them.
+        # The ranks check the contents when they read them.
         return checkpoint_files.newest_whole(folder, contents=False).checkpoint
     try:
         best = checkpoint_files.best(folder)
@@ -156,32 +156,33 @@ def predict(state: ClusterState, recovery: Recovery, job: Job, show: Show | None
 
     Args:
         state: the state of the cluster that has the ranks.
-        recovery: frees its ranks where one fails.
+        recovery: frees the other ranks if one fails.
         job: what to predict.
-        show: gets the progress, several times a second.
+        show: is called with the progress several times a second; None shows a progress bar.
 
     Raises:
         ConfigError: the output folder cannot be used.
-        ClusterError: a host is lost, or files of a folder that it does not see cannot be brought there.
-        RankError: a rank failed or died; what is done stays, and the same job goes on with the rest.
+        ClusterError: a host is lost, or files cannot be copied to a host that does not see their folder.
+        RankError: a rank failed or died. Finished samples stay, and the same job goes on with the others.
     """
-    # An earlier try may have done some of the samples.
+    # An earlier attempt may have done some of the samples.
     job = predictions.begin(job)
     done = [(row.is_reference, row.name) for row in predictions.rows(job) if not row.failed]
     if show is None and presenting.presenter is not None:
         show = presenting.presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
-    shown = _Shown(ProgressReader(job), show)
+    progress = _ThrottledProgress(ProgressReader(job), show)
     served = state.serve(Path(job.out)).begin(keep=[Path(job.checkpoint).parents[1]])
     give_checkpoint(state, Path(job.checkpoint))
     served.follow()
     results = state.ranks.call(Call.PREDICT, asdict(job), done)
     try:
-        recovery.bring_back(RankWatch(state.ranks, results), results, show=shown.update)
+        recovery.bring_back(RankWatch(state.ranks, results), results, show=progress.update)
     except RankError as error:
-        raise RankError(error.failures, len(state.ranks), _can_continue(job)) from None
+        advice = f"The predictions made so far stay in {job.out}, and the same prediction goes on with the missing samples"
+        raise RankError(error.failures, len(state.ranks), advice) from None
     finally:
         served.finish_or_stop()
-        shown.last()
+        progress.update(is_last=True)
     # Rank 0 computes the recipe's columns and notes from the rows of all ranks.
     rows = predictions.rows(job)
     served.follow()
@@ -200,25 +201,16 @@ def predict(state: ClusterState, recovery: Recovery, job: Job, show: Show | None
     return Predictions(Path(job.out), table_rows, conclusion["notes"], results[0].result())
 
 
-def _can_continue(job: Job) -> str:
-    return f"The predictions made so far stay in {job.out}, and the same prediction goes on with the missing samples"
-
-
-class _Shown:
-    """Shows the progress several times a second, and not more often."""
+class _ThrottledProgress:
+    """Shows the progress every `_SHOW_PERIOD_S`, however often it is updated."""
 
     def __init__(self, reader: ProgressReader, show: Show | None) -> None:
         self._reader = reader
         self._show = show
         self._next_mono_s = 0.0
 
-    def update(self) -> None:
-        """Show the progress if it is time to."""
-        if self._show is not None and time.monotonic() >= self._next_mono_s:
+    def update(self, is_last: bool = False) -> None:
+        """Show the progress if the period is over or this is the last update."""
+        if self._show is not None and (is_last or time.monotonic() >= self._next_mono_s):
             self._next_mono_s = time.monotonic() + _SHOW_PERIOD_S
-            self._show(self._reader.read())
-
-    def last(self) -> None:
-        """Show how far it got."""
-        if self._show is not None:
             self._show(self._reader.read())

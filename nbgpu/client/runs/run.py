@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
 _REJOIN_PATIENCE_S = 120.0
-"""The time in which the ranks take note of a run that has ended."""
-
+"""How long the ranks may take to close a run that had ended before this process took it over."""
 
 Conclude = Callable[["Run", int, TrainConfig], None]
-"""Has the ranks work out the result of a run that is over, after a step, with settings that end it there."""
+"""Has the ranks work out the result of a run that is over. It is called with the run, the step of its newest
+checkpoint, and settings with which the run ends at that step."""
 
 
 class Run:
@@ -95,9 +95,10 @@ class Run:
         self._recovery = recovery
         self._conclude = conclude
         self._concludes = False
-        """Whether the run had ended before, and its result is worked out."""
+        """Whether the run had ended, and the ranks now work out its result."""
         self._served = served or Served(folder, [])
         self._preparing: threading.Thread | None = None
+        """Imports what the report needs while the run goes on."""
         if presenting.presenter is not None:
             self._preparing = threading.Thread(
                 target=presenting.presenter.prepare_report, name="nbgpu-prepare", daemon=True
@@ -106,10 +107,10 @@ class Run:
         self._follow(results)
 
     def _follow(self, results: Mapping[int, Reply]) -> None:
-        """Follow the ranks until they have answered.
+        """Begin to follow the ranks, on a thread, until the run ends.
 
         Args:
-            results: their answers, later.
+            results: the pending replies to the call that trains, by rank.
         """
         self.reader = Reader(self.folder, self._info.world_size)
         self._ending: Completion[RunState] = Completion(self.folder.name, _log)
@@ -123,7 +124,7 @@ class Run:
             self._follow_on_ranks,
             self._served.is_needed,
         )
-        self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._state)
+        self._live = serving.follow(self._served, self.config, self.reader, self._state)
         self._num_heals_reported = 0
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
@@ -140,8 +141,8 @@ class Run:
         conclude: Conclude,
         planned: Plan | None = None,
     ) -> Run:
-        """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
-        run."""
+        """Make the run's folder and start the trainer on every rank; `planned` is the plan that was made for
+        this run, if any."""
         folder = runs.create(settled, state.config)
         served = serving.begin(folder, state)
         results = state.ranks.call(Call.TRAIN, str(folder))
@@ -159,25 +160,26 @@ class Run:
 
     @classmethod
     def rejoin(cls, folder: Path, state: ClusterState, recovery: Recovery, conclude: Conclude) -> Run:
-        """Return the handle of a run that another process started; the ranks' results are in the run's
-        folder."""
+        """Return the handle of a run that another process started. How each rank ended is read from the run's
+        folder, because the ranks reply to the process that called them."""
         runs.require_own(folder)
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
-        # The cluster may have been resized since.
+        # The cluster may have been resized since the run ended.
         num_ranks = min(len(state.devices), runs.world_size(folder, len(state.devices)))
         results = {rank: LeftResult(folder, rank) for rank in range(num_ranks)}
         _leave_missing_outcomes(folder, results, state)
         run = cls(folder, config, _first_info(folder, config, state), state, recovery, conclude, results)
         if all(result.ready() for result in results.values()):
-            # Ranks that have just started may load packages for long first.
+            # The run has ended. Closing it on ranks that have just started may take long, because they import
+            # packages first.
             run._ending.wait_at_most(_REJOIN_PATIENCE_S)
         return run
 
     @property
     def info(self) -> RunInfo:
-        """What a reader needs to know of the run; nothing is known of the data until the ranks have looked at
-        them."""
+        """The run's devices, batch and length, read again when rank 0 has changed the file. What depends on
+        the data, such as the steps of an epoch, is 0 or empty until the ranks have read the data."""
         path = self.folder / names.INFO
         try:
             written_ns = path.stat().st_mtime_ns
@@ -190,7 +192,8 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the run, as `cluster.plan` gives it, but with the data as the ranks found them."""
+        """The plan of the run, as `cluster.plan` returns it. Once the ranks have read the data, it has their
+        description of the data."""
         info = self.info
         if not info.data:
             return self._planned
@@ -209,9 +212,11 @@ class Run:
 
     @property
     def hang(self) -> str:
-        """Which ranks wait where and which do not, while a rank waits longer than the cluster's
-        `notice_after_s`, and what is still on its way here from other hosts once the ranks have ended;
-        otherwise empty."""
+        """A sentence about why the run makes no progress; empty while it does.
+
+        While a rank waits longer than the cluster's `notice_after_s`, it says which ranks wait where and
+        which do not. Once the ranks have ended, it says which files are still being copied from other hosts.
+        """
         return self._watch.hang or self._served.in_words()
 
     @property
@@ -222,7 +227,7 @@ class Run:
 
     @property
     def lost_ranks(self) -> list[int]:
-        """The ranks whose host is lost, while the run has not gone on without it or with it again."""
+        """The ranks whose host is lost, until the run goes on without that host or the host is back."""
         lost = [] if self.over else self._state.pool.lost()
         return self._recovery.hosts.ranks_on(lost) if lost else []
 
@@ -247,16 +252,17 @@ class Run:
         if self._ending.state is not None:
             return self._ending.state
         states = {s.state for s in self.statuses()} - FINAL_STATES
-        # When the result is worked out, the ranks' last states are those of the run's end, until they write
-        # again.
-        return state_of_slowest(states) if states or not self._concludes else "working out the result"
+        if not states and self._concludes:
+            # The records still end with the end of the training, until the ranks write again.
+            return "working out the result"
+        return state_of_slowest(states)
 
     def statuses(self) -> list[RankStatus]:
         """Return the last known status of every rank, in order."""
         return self.reader.statuses(self._info.devices)
 
     def _follow_on_ranks(self, config: TrainConfig) -> None:
-        """Follow the run on another number of ranks than before, with these settings."""
+        """Have the handle show a run that goes on with another number of ranks and with these settings."""
         self.config = config
         self.reader.keep_only(len(self._state.devices))
         self._info = replace(
@@ -264,25 +270,22 @@ class Run:
             total_steps=self.info.total_steps,
             steps_per_epoch=self.info.steps_per_epoch,
         )
-        # What the file says is of the ranks from before, until rank 0 writes it again.
+        # The present file describes the former ranks, so `info` skips it until rank 0 writes it again.
         path = self.folder / names.INFO
         self._info_written_ns = path.stat().st_mtime_ns if path.exists() else 0
 
-    def _newest_step(self) -> int:
-        return max(status.step for status in self.statuses())
-
     def metrics(self) -> pd.DataFrame:
-        """Return every number that the ranks recorded: one row for each sample, with rank, step, time_s and
-        the series."""
+        """Return every number that the ranks recorded: one row for each sample, with the columns rank, step,
+        time_s (seconds since the epoch) and one for each series."""
         return frame_of(self.reader)
 
     def step_parts(self) -> pd.DataFrame:
-        """Return where the time of each step went: one row for each step and rank, in seconds.
+        """Return how long each part of each step took: one row for each step and rank, in seconds.
 
         The columns from `data_s` to `other_s` add up to `step_s`; on a GPU they can add up to more, because
         the host may be ahead of the device. `waiting_s` is the time for which the rank waited for
-        `waited_for`, the rank whose gradients were ready last. `transfer_s` is the visible rest of the
-        gradient exchange. `hidden_s` is the part of the exchange that overlapped with the backward pass.
+        `waited_for`, the rank whose gradients were ready last. `transfer_s` is the part of the gradient
+        exchange that did not overlap with the backward pass, and `hidden_s` the part that did.
         """
         return parts_frame(self.reader, self.info.world_size)
 
@@ -292,8 +295,8 @@ class Run:
         `nbgpu.try_advice` measures what the advice brings.
 
         Args:
-            links: what `nbgpu.measure_links()` found on the run's ranks. With it there is also advice on the
-                size of DDP's buckets; over a simulated link there always is.
+            links: the result of `nbgpu.measure_links()` on the run's ranks. It is needed for advice on the
+                size of DDP's buckets, except over a simulated link, whose speed is known.
 
         Raises:
             RunError: fewer than five steps were recorded, or the recipe's steps have no parts.
@@ -304,12 +307,12 @@ class Run:
         """Return what every rank did in some steps, moment by moment: a figure in a notebook, a table in
         text, and with `chrome_trace` a file.
 
-        Every moment is recorded of the steps 3 to 5, 10 to 12, 30 to 32, 100 to 102 and so on, and of those
-        that `profile` names. Of other steps the parts are known, but not when each bucket of gradients
-        travelled.
+        The steps 3 to 5, 10 to 12, 30 to 32, 100 to 102 and so on, and those that `profile` names, are
+        recorded in full. Of the other steps only the lengths of their parts are known, not when each bucket
+        of gradients was exchanged.
 
         Args:
-            steps: their numbers, counted from 1; None for the newest ones of which every moment was recorded.
+            steps: the steps' numbers, counted from 1; None for the newest that were recorded in full.
 
         Raises:
             ConfigError: a step was not recorded by all ranks, or there are more than 50.
@@ -352,11 +355,11 @@ class Run:
 
     @uninterrupted()
     def work_out_result(self) -> Run:
-        """Work out the result of a run that ended without one: that of its newest checkpoint.
+        """Work out the result of a run that ended without one, from its newest checkpoint.
 
-        A run that was stopped, by a person or because the job's time was nearly up, has none yet. The ranks
-        load the checkpoint, validate it if the run validates, and work out the result as at the end of any
-        run, which then counts as finished with that step. Returns at once, and `wait` waits.
+        A run that was stopped, by a person or because the job's time was nearly up, has no result yet. The
+        ranks load the checkpoint, validate it if the run validates, and work out the result as at the end of
+        any run. The run then counts as finished at that step. Returns at once, and `wait` waits.
 
         Raises:
             RunError: the run goes on, has a result or no checkpoint, its recipe works none out, or the ranks
@@ -377,47 +380,46 @@ class Run:
         return self
 
     def follow_again(self, config: TrainConfig, results: Mapping[int, Reply]) -> None:
-        """Follow the ranks, which have begun to work out the result of this run.
+        """Follow the ranks again, which have begun to work out the result of this run.
 
         Args:
-            config: the settings of the run now.
-            results: the ranks' answers, later.
+            config: the settings that end the run at its newest checkpoint.
+            results: the pending replies to the call that trains, by rank.
         """
         self.config = config
         self._concludes = True
         self._follow(results)
 
     def notes(self) -> list[str]:
-        """Return what the ranks want a person to know, oldest first.
-
-        For example a checkpoint that could not be written, or a rank that was replaced. After these come the
-        lines of the ranks' files that could not be read, and what could not be brought here from other hosts,
-        if there are any.
+        """Return the notes of the ranks, oldest first, such as of a checkpoint that could not be written or a
+        rank that was replaced. After these come the lines of the ranks' files that could not be read, and the
+        files that could not be copied from other hosts.
         """
         texts = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
-        # Each rank reports a replacement.
+        # Every rank notes the same replacement.
         return list(dict.fromkeys([*texts, *self.reader.damage(), *self._served.problems]))
 
     def unreported_heals(self) -> list[str]:
-        """Return the messages about ranks replaced since the last call that no cell has reported: which died,
-        how, and what was lost."""
+        """Return the messages about ranks that were replaced since the last call, unless a cell has shown
+        them: which ranks died, how, and what was lost."""
         heals = self._watch.heals[self._num_heals_reported :]
         self._num_heals_reported += len(heals)
         unreported = [text for text in heals if text in self._state.news]
         for text in unreported:
-            # Otherwise the next cell would report it once more.
+            # The caller shows the message, so the next cell must not show it again.
             self._state.news.remove(text)
         return unreported
 
     def export(self, to: str, **settings: Any) -> Exported:
         """Write the files with which this run's training runs elsewhere, without a notebook.
 
-        It begins with the first step, and goes on from its newest checkpoint where it is started again.
+        The exported run begins with the first step; when it is started again, it goes on from its newest
+        checkpoint.
 
         Args:
             to: 'torchrun', 'slurm', 'job', 'jobset' or 'trainjob'; the last three are for Kubernetes.
-            settings: the place, such as nodes=2, gpus_per_node=4 and time_limit='24:00:00'; those of
-                `nbgpu export --help`.
+            settings: where it runs, such as nodes=2, gpus_per_node=4 and time_limit='24:00:00';
+                `nbgpu export --help` lists them.
 
         Raises:
             ConfigError: a setting is bad or the format has no place for it; every mistake is named.
@@ -469,37 +471,36 @@ class Run:
         """Raise ConfigError if a step would take more than an epoch: it would repeat samples, and perhaps
         exceed the memory."""
         info = self.info
-        asked = config.samples_per_step(info.world_size)
-        samples = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
-        if samples and asked > samples:
-            most = max(1, samples // (asked // config.batch_size))
+        per_step = config.samples_per_step(info.world_size)
+        per_epoch = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have read the data
+        if per_epoch and per_step > per_epoch:
+            largest = max(1, per_epoch // (per_step // config.batch_size))
             raise ConfigError(
-                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch takes {samples} with the present settings. Give "
-                f"at most {most}"
+                f"batch_size = {config.batch_size} would take {per_step} samples in a step, and an epoch takes "
+                f"{per_epoch} with the present settings. Give at most {largest}"
             )
 
     def stop(self, why: str = "") -> None:
         """Ask all ranks to end after their current step; they write a checkpoint first.
 
-        A step that does not come to its end, because a rank waits for one that does not come, is interrupted,
-        and a second call interrupts any step. Training then goes back to the state before the step and ends
-        with that; with strategy='fsdp', where no rank has that state, it ends with that of the newest
-        checkpoint.
+        A step in which ranks hang in a collective is interrupted, and a second call interrupts any step.
+        Training then goes back to the state before that step and ends with it. With strategy='fsdp' no rank
+        has the whole state, and training ends with that of the newest checkpoint.
 
         Args:
-            why: a sentence for the run's record, where it is not you who stops it.
+            why: a sentence for the run's record, if something other than a person stops the run.
         """
         self._ask("stop", why)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
-        """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised; a
-        second one interrupts the step, as a second `stop` does.
+        """Wait for the end. The kernel's interrupt stops the run, waits until it has stopped, and is then
+        raised; a second interrupt interrupts the step, as a second `stop` does.
 
         Meanwhile a line says how far the run is, in a notebook and in a terminal. Ranks that were replaced
         are reported on stderr, with what was lost.
 
         Args:
-            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            timeout_s: the longest time to wait, in seconds; None for no limit.
             progress: whether to show the line.
 
         Raises:
@@ -510,16 +511,16 @@ class Run:
         notice = Notice()
         line = ProgressLine(lambda: _progress(self), progress and presenting.presenter is not None)
 
-        def tell() -> None:
+        def show_progress() -> None:
             line.refresh()
             notice.show(self.hang)
             for text in self.unreported_heals():
                 print(text, file=sys.stderr)  # noqa: T201 - the cell's output
 
         try:
-            self._ending.wait(timeout_s, lambda: self.status, self.stop, _STOP_PATIENCE_S, meanwhile=tell)
+            self._ending.wait(timeout_s, lambda: self.status, self.stop, _STOP_PATIENCE_S, show_progress)
         finally:
-            tell()
+            show_progress()
             notice.show("")
             line.finish()
         if (error := self.error) is not None:
@@ -527,7 +528,7 @@ class Run:
         return self
 
     def checkpoint(self, which: Literal["newest", "best"] = "newest") -> Path:
-        """Return the newest checkpoint with nothing wrong, or the one with the best validation
+        """Return the folder of the newest intact checkpoint, or of the one with the best validation
         (`best_metric`).
 
         Raises:
@@ -538,13 +539,12 @@ class Run:
         return checkpoint_files.newest_intact(self.folder)
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
-        """Call `callback` once when the run is over, before `wait` returns, or at once if it is over
-        already."""
+        """Call `callback` once: when the run is over and before `wait` returns, or at once if it is over."""
         self._ending.call(lambda: callback(self))
 
     def abandon(self) -> None:
         """End the handle of a run whose cluster was stopped while the run went on."""
-        self._watch.abandon()
+        self._watch.abandoned = True
         self._ending.wait_at_most(_STOP_PATIENCE_S)
 
     def _ask(self, command: Command, why: str = "") -> None:
@@ -552,11 +552,11 @@ class Run:
         self._send(lambda cluster_folder: send_command(self.folder, command, cluster_folder, why))
 
     def _send(self, send: Callable[[Path | None], None]) -> None:
-        """Send a line to rank 0; raise RunError if it can be written to no folder.
+        """Send a request to rank 0; raise RunError if it can be written to no folder.
 
         Args:
-            send: writes the line into the run's folder or, where that is full, into the folder that it is
-                given.
+            send: writes the request into the run's folder or, if that is full, into the cluster's folder,
+                with which it is called.
         """
         # Ranks on other hosts do not see the cluster's folder of this one.
         cluster_folder = self._state.folder if self._state.config.is_local else None
@@ -576,15 +576,17 @@ class Run:
         """Follow the ranks until the run is over, complete its files, and report its end. Runs on a
         thread."""
         state = self._watch.follow()
-        serving.finish(self._served, self.folder, lambda: self._watch.abandoned)
+        serving.finish(self._served, lambda: self._watch.abandoned)
         self._live.close()
         self.reader.close()
-        surely = state == "failed" or (
-            self._served.is_needed and metrics_files.lacks_rows(self.folder, self._info.world_size)
-        )
         try:
-            metrics_files.complete(self.folder, self._newest_step(), surely)
-        except (OSError, ValueError) as error:
+            last_step = max(status.step for status in self.statuses())
+            # Rank 0 may have died, or written the logs before the last records of other hosts had come.
+            lacks_rows = state == "failed" or (
+                self._served.is_needed and metrics_files.lacks_rows(self.folder, self._info.world_size)
+            )
+            metrics_files.complete(self.folder, last_step, lacks_rows)
+        except (NbgpuError, OSError, ValueError) as error:
             _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
         self._ending.complete(state, self._report)
 
@@ -601,7 +603,7 @@ class Run:
 
 
 def _progress(run: Run) -> Progress:
-    """Return how far a run is, for the line below a cell that waits for it."""
+    """Return the progress of a run, for the line below a cell that waits for it."""
     num_steps = run.info.total_steps
     share = min(status.step for status in run.statuses()) / num_steps if num_steps else None
     return Progress("" if presenting.presenter is None else presenting.presenter.describe_run(run), share)
@@ -614,14 +616,16 @@ def _explain_missing_result(run: Run) -> str:
         return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
     if reason := _reason_result_is_lost(run):
         return reason
-    because = (
-        "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
-    )
+    because = "" if status == "finished" else f", because it {_describe_end(status)}"
     return f"{name} has no result{because}. run.work_out_result() works out that of its newest checkpoint"
 
 
+def _describe_end(status: RunState) -> str:
+    return "was stopped" if status == "stopped" else status
+
+
 def _reason_result_is_lost(run: Run) -> str:
-    """Return why the result of a run that is over cannot be worked out now; an empty string where it can."""
+    """Return why the result of a run that is over cannot be worked out; empty if it can."""
     name, config, status = run.folder.name, run.config, run.status
     if "work_out_result" in config.UNUSED or (status == "finished" and config.work_out_result):
         return f"{name} has no result: its recipe works none out"
@@ -631,17 +635,16 @@ def _reason_result_is_lost(run: Run) -> str:
         return f"{name} has no result, because the smoke test did not come to its end. Start it again"
     newest = checkpoint_files.newest_whole(run.folder, contents=False).checkpoint
     if newest is None or not checkpoint_files.state(newest)["step"]:
-        how = "was stopped" if status == "stopped" else status
-        return f"{name} has no result, because it {how} before a step was saved"
+        return f"{name} has no result, because it {_describe_end(status)} before a step was saved"
     return ""
 
 
 def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], state: ClusterState) -> None:
-    """Record the end of a run on ranks that do not train any more and have not recorded it, because whoever
-    waited for it would wait for ever."""
+    """Record the end of a run for ranks that no longer train and have not recorded it themselves. Otherwise
+    `Run.wait` would wait for them for ever."""
     if all(result.ready() for result in results.values()):
         return
-    # A rank records its end before it is idle, so that those without a record are looked for afterwards.
+    # A rank records its end before it becomes idle, so its record is looked for after it was seen idle.
     for rank in state.idle_ranks():
         if rank in results and not results[rank].ready():
             message = (
@@ -652,7 +655,7 @@ def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], sta
 
 
 def _first_info(folder: Path, config: TrainConfig, state: ClusterState) -> RunInfo:
-    """Return what is known of a run before the ranks have read the data."""
+    """Return the description of a run before the ranks have read the data."""
     return RunInfo(
         run_id=folder.name,
         recipe=config.title,

@@ -34,18 +34,18 @@ from nbgpu.text.ranks import named_ranks
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
-"""If the person wants the run to stop, a rank that waits for this long, or for as long as a notice takes to
-come, waits for a rank that does not come."""
+"""After a stop request, a rank that has waited in a collective for this long counts as hanging; for less if
+`notice_after_s` is shorter."""
 _SECOND_STOP_AFTER_S = 1.0
-"""Two presses within a second count as one."""
+"""Stop requests within this time count as one, such as a double click."""
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
-"""A step that kills its rank each time it is done would go on for ever."""
+"""After more deaths at one step the run is given up: the step probably kills its rank each time."""
 _WATCH_PERIOD_S = 0.1
 _IMPORT_STATES = frozenset({"starting", "loading packages"})
 """States in which a rank imports packages: it does not heed an interrupt, and comes back by itself."""
 _LET_GO_PATIENCE_S = 5.0
 _SET_DOWN_PATIENCE_S = 60.0
-"""A checkpoint that is being written is written to its end."""
+"""The ranks first finish a checkpoint that they are writing, which may take long."""
 
 
 class RunWatch:
@@ -60,8 +60,8 @@ class RunWatch:
         statuses: a function that returns the last known status of every rank.
         take_ranks: a function that is called with the settings of a run that goes on with another number of
             ranks.
-        is_served: whether a host does not see the run's folder. Then the run does not go on on other hosts:
-            what a lost one has not sent is missing.
+        is_served: whether some host does not see the run's folder, so that its files are copied here. The
+            loss of a host then ends the run, because the files that it had not sent are missing.
 
     Attributes:
         failures: the failures that were raised on the ranks, once the run has failed.
@@ -69,7 +69,7 @@ class RunWatch:
         heals: a message about each replacement of ranks: which died, and how, and what was lost.
         hang: which ranks wait where and which do not, while a rank waits longer than the cluster's
             `notice_after_s`; otherwise empty.
-        abandoned: whether the run is not followed any more, because its cluster is stopped.
+        abandoned: set it to stop following the run, because its cluster is stopped.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class RunWatch:
         self._take_ranks = take_ranks
         self._is_served = is_served
         self._commands = CommandWatch(folder, state.folder)
-        # This also reads past what earlier kernels were asked for. A stop among it has had its effect; a
-        # pause still holds.
+        # This also skips requests from earlier kernels. A stop among them has had its effect; a pause still
+        # holds.
         self._is_to_pause = self._commands.newest() == "pause"
         """Whether the person has asked the run to pause, and not yet to go on."""
         self._was_paused = False
@@ -110,7 +110,8 @@ class RunWatch:
         self._not_back = ""
         """The sentence about ranks that did not come back from a Stop; empty if all did."""
         self._prepared = False
-        """Whether the imports that a new rank needs have been done in the process that it comes from."""
+        """Whether spares and the processes that new ranks are forked from have been told to import what
+        training needs."""
         self._died_at_step = 0
         self._num_deaths = 0
         self._settings_since_s = 0.0
@@ -122,12 +123,9 @@ class RunWatch:
         self._takes_host_back = False
         """Whether the ranks were interrupted to take a host back."""
 
-    def _hear_commands(self) -> None:
-        """Note where the person wants the run to pause, to go on or to end; a second request for its end
-        means that they do not want to wait for it.
-
-        Whoever asked, this kernel or another process, has left a line in the run's folder.
-        """
+    def _read_commands(self) -> None:
+        """Read the newest pause, resume or stop request from the run's folder, where this kernel and other
+        processes write them. A second stop means that the person does not want to wait for the step's end."""
         newest = self._commands.newest()
         if newest is not None:
             self._is_to_pause = newest == "pause"
@@ -138,10 +136,6 @@ class RunWatch:
             self._num_stops_asked, self._stop_asked_mono_s = 1, now_s
         elif now_s - self._stop_asked_mono_s > _SECOND_STOP_AFTER_S and (self.hang or not self._is_stopping):
             self._num_stops_asked, self._stop_asked_mono_s = 2, now_s
-
-    def abandon(self) -> None:
-        """Stop following the run, because its cluster is stopped."""
-        self.abandoned = True
 
     def follow(self) -> RunState:
         """Wait for the run's end and return how it ended."""
@@ -163,20 +157,22 @@ class RunWatch:
 
     @property
     def _is_stopping(self) -> bool:
-        """Whether the ranks have heard of the Stop, or are at their end already."""
+        """Whether a rank has taken the stop request, or has ended."""
         return any(status.state in ("stopping", *FINAL_STATES) for status in self._statuses())
 
     def _newest_step(self) -> int:
-        """Return the newest step that is known of: without telemetry that of the newest checkpoint."""
+        """Return the newest recorded step, or without telemetry the step of the newest checkpoint."""
         if self._config.telemetry:
             return max(status.step for status in self._statuses())
         newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
         return 0 if newest is None else int(checkpoint_files.state(newest)["step"])
 
     def _follow_ranks(self) -> None:
-        """Follow the ranks until the run ends; each turn of the loop ends when all are back, gone or stuck.
+        """Wait for the ranks until the run ends.
 
-        The run goes on after a turn in which a host came back, a Stop interrupted a step, or ranks died.
+        In each pass of the loop all ranks return from training, die, or get stuck. The ranks then train again
+        if they were interrupted to readmit a host or to stop with a checkpoint, or if dead ranks could be
+        replaced; otherwise the run ends.
         """
         while True:
             watch = RankWatch(self._state.ranks, self._results)
@@ -215,7 +211,7 @@ class RunWatch:
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 hangs.check()
-                self._hear_commands()
+                self._read_commands()
                 self.hang = hangs.text or self._reason_for_wait(watch)
                 if not watch.severed and self._must_interrupt(hangs):
                     interrupted = hangs.describe_all()
@@ -230,10 +226,10 @@ class RunWatch:
         return interrupted
 
     def _has_lost_ranks(self, watch: RankWatch) -> bool:
-        """Return whether ranks from which others have to be freed do not come back.
+        """Return whether some ranks did not return although they were freed and interrupted.
 
-        A rank that stands still may yet come back, so it does not count unless the run is to stop. One that
-        imports packages comes back.
+        A rank whose process is suspended may still return, so it counts only if the run is to stop. A rank
+        that imports packages returns by itself.
         """
         stuck = watch.stuck()
         if not stuck:
@@ -243,14 +239,14 @@ class RunWatch:
         return not set(stuck) <= set(self._importing(watch))
 
     def _importing(self, watch: RankWatch) -> list[int]:
-        """Return the ranks that import packages, by what they have recorded."""
+        """Return the ranks whose newest recorded state is an import of packages."""
         if not self._config.telemetry:
             return []
         statuses = self._statuses()
         return [rank for rank in watch.pending() if statuses[rank].state in _IMPORT_STATES]
 
     def _reason_for_wait(self, watch: RankWatch) -> str:
-        """Return why a run that is to stop has not stopped yet; empty where that is not known."""
+        """Return why a run that is to stop has not stopped yet; empty if the reason is unknown."""
         importing = self._importing(watch) if self.is_to_stop else []
         if not importing:
             return ""
@@ -263,31 +259,30 @@ class RunWatch:
         return self._num_stops_asked > 0
 
     def _must_interrupt(self, hangs: HangWatch) -> bool:
-        """Return whether a run that the person wants to stop would not stop by itself."""
-        if self._num_stops_asked > 1:
-            return True
-        # With fsdp no rank has all of the state to go on from, so the person has to ask twice. And one rank
-        # may take long to write the last checkpoint.
-        needs_second_stop = self._config.strategy == "fsdp" or self._is_stopping
-        too_long_s = min(self._state.config.notice_after_s or _HANG_S, _HANG_S)
-        return self._num_stops_asked == 1 and not needs_second_stop and hangs.wait_longer_than(too_long_s)
+        """Return whether the step has to be interrupted: the person asked twice, or asked once and ranks hang
+        in a collective."""
+        if self._num_stops_asked != 1:
+            return self._num_stops_asked > 1
+        # With fsdp the interrupt would lose the steps since the newest checkpoint, because no rank has the
+        # whole state. And ranks that are stopping may wait long for the one that writes the last checkpoint.
+        if self._config.strategy == "fsdp" or self._is_stopping:
+            return False
+        return hangs.wait_longer_than(min(self._state.config.notice_after_s or _HANG_S, _HANG_S))
 
     def _prepare_replacements(self) -> None:
-        """Start spares and import what they need, once the ranks train: earlier this would take the cores
-        from them, while they get ready themselves."""
+        """Start spare processes and have them import what training needs. This waits for the first step,
+        because earlier it would take cores from the ranks, which still import packages themselves."""
         if not self._prepared and self._newest_step() > self._died_at_step:
             self._state.ranks.add_spares(self._state.config.spare)
             self._state.ranks.prepare_to_train([self._config.recipe])
             self._prepared = True
 
     def _end_in_order(self, watch: RankWatch, hang: str) -> bool:
-        """Have the ranks, which a Stop has interrupted, train again only to stop in order, with a checkpoint.
-
-        Return False if they cannot, and the run ends as it is.
-        """
+        """After a stop has interrupted the ranks, call them once more so that they write a checkpoint and
+        stop. Return False if they cannot, and the run ends without it."""
         self.failures = ()
         if {status.state for status in self._statuses()} <= {*_IMPORT_STATES, "loading"}:
-            # There is nothing yet that could be kept.
+            # No step was done, so there is nothing to save.
             return False
         message = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
         if watch.stuck():
@@ -304,9 +299,9 @@ class RunWatch:
         return self.lost is None
 
     def _can_heal(self, watch: RankWatch) -> bool:
-        """Return whether the run can go on after this: ranks died, which can be replaced, and nothing else
-        went wrong. Counts the deaths without a step between them. Where the run is given up for that, or
-        because a host does not see its folder, `failures` say so."""
+        """Return whether the run can go on after replacing dead ranks: some ranks died, not all did, and no
+        other rank failed. Also count the deaths without progress between them; if the run is given up for
+        these, or because a host does not see its folder, add the reason to `failures`."""
         if not watch.gone:
             return False
         if self._is_served and self._state.pool.lost():
@@ -328,13 +323,13 @@ class RunWatch:
         return False
 
     def _waits_for_hosts(self) -> bool:
-        """Return whether a host is lost and waited for: with it the run goes on from its newest
-        checkpoint."""
+        """Return whether a host is lost and waited for; when it returns, the run goes on from its newest
+        checkpoint, even if no other rank is left."""
         return self._state.config.on_host_lost == "wait" and bool(self._state.pool.lost())
 
-    def _keeps_waiting(self) -> bool:
-        """Return whether to wait on for a host."""
-        self._hear_commands()
+    def _must_wait(self) -> bool:
+        """Return whether to continue to wait for a lost host: until the run is abandoned or is to stop."""
+        self._read_commands()
         return not self.abandoned and not self._num_stops_asked
 
     def _show_waiting(self, text: str) -> None:
@@ -342,32 +337,37 @@ class RunWatch:
 
     def _heal(self, watch: RankWatch) -> bool:
         """Replace the ranks that died and let the run go on; return False if that fails."""
-        why = "; ".join(failure.message for failure in self.failures)
-        # gloo may never report to a rank that its peer was killed in the middle of sending to it.
-        stuck = watch.stuck()
-        if stuck:
+        cause = "; ".join(failure.message for failure in self.failures)
+        # A rank may be stuck although it was freed: gloo may never report to it that its peer was killed in
+        # the middle of sending to it.
+        if stuck := watch.stuck():
             self._state.ranks.end(stuck)
-            why += (
-                f"; {named_ranks(stuck)} did not come back, and {'was' if len(stuck) == 1 else 'were'} ended"
-            )
+            were = "was" if len(stuck) == 1 else "were"
+            cause += f"; {named_ranks(stuck)} did not come back, and {were} ended"
         world_size = len(self._results)
         try:
-            message = self._recovery.replace_all_gone(Waiting(self._keeps_waiting, self._show_waiting))
+            message = self._recovery.replace_all_gone(Waiting(self._must_wait, self._show_waiting))
         except NbgpuError as error:
             self._add_to_failures(f"it could not be replaced: {error}")
             return False
         if len(self._state.ranks) < world_size:
-            return self._go_on_with_fewer(world_size, why, message)
-        self._report_heal(f", {sentence(why)} {message}")
+            return self._go_on_with_fewer(world_size, cause, message)
+        self._report_heal(f", {sentence(cause)} {message}")
         self._begin_again(
-            f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost."
+            f"{sentence(cause)} It was replaced, and the variables that cells had made on it are lost."
         )
         return True
 
-    def _go_on_with_fewer(self, num_before: int, why: str, message: str) -> bool:
-        """Let the run begin again from its newest checkpoint on the ranks that are left after the loss of a
-        host; return False if that fails or the run is to stop."""
-        self._hear_commands()
+    def _go_on_with_fewer(self, num_before: int, cause: str, message: str) -> bool:
+        """Start the run again from its newest checkpoint on the ranks that are left after the loss of a host;
+        return False if that fails or the run is to stop.
+
+        Args:
+            num_before: the number of ranks before the loss.
+            cause: which ranks died, and how.
+            message: how the cluster goes on.
+        """
+        self._read_commands()
         if self._num_stops_asked:
             self._add_to_failures("the run was to stop, and its newest checkpoint is what is left")
             return False
@@ -378,15 +378,16 @@ class RunWatch:
             self._add_to_failures(f"the run could not go on with fewer ranks: {error}")
             return False
         self._report_heal(
-            f", {sentence(why)} {sentence(message)} The run goes on from its newest checkpoint. {batch_change}"
+            f", {sentence(cause)} {sentence(message)} The run goes on from its newest checkpoint. {batch_change}"
         )
         self._begin_again(
-            f"{sentence(why)} {len(self._state.ranks)} of {num_before} ranks are left. {batch_change}"
+            f"{sentence(cause)} {len(self._state.ranks)} of {num_before} ranks are left. {batch_change}"
         )
         return True
 
     def _can_readmit_host(self) -> bool:
-        """Return whether a host has come back, and the run has written a checkpoint since."""
+        """Return whether a lost host has returned and the run has written a checkpoint since then: it can
+        start again with the host's ranks and lose no step."""
         if self._is_served or not self._state.pool.has_come(self._state.world_size) or self._num_stops_asked:
             self._checkpoint_before = None
             return False
@@ -396,8 +397,8 @@ class RunWatch:
         return newest is not None and newest != self._checkpoint_before
 
     def _readmit_host(self) -> bool:
-        """Let the run begin again from the checkpoint that it has just written, with the ranks of a host that
-        has come back; return False if that fails."""
+        """Start the run again from the checkpoint that it has just written, with the ranks of a host that has
+        returned; return False if that fails."""
         self._checkpoint_before = None
         num_before = len(self._results)
         try:
@@ -417,39 +418,47 @@ class RunWatch:
         return True
 
     def _set_down_run(self) -> None:
-        """Have the ranks close the run, whose records go on, so that it can begin again from a checkpoint."""
+        """Have the ranks close the run without ending its logs, so that it can start again from a
+        checkpoint."""
         collect(self._state.ranks.call(Call.SET_DOWN_RUN, str(self._folder)), _SET_DOWN_PATIENCE_S)
 
     def _adapt_batch(self, num_before: int) -> str:
-        """Change the settings so that a step has as many samples as before, on another number of ranks;
+        """Change the settings so that a step has as many samples as before on another number of ranks;
         return a sentence about the batch.
+
+        Args:
+            num_before: the number of ranks before.
 
         Raises:
             ConfigError: the ranks cannot train with these settings.
-            OSError: the settings cannot be noted.
+            OSError: the settings cannot be written into the run's folder.
         """
         self._settings_since_s = time.time()
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
-        asked = self._pending_settings(before)
+        requested = self._pending_settings(before)
         changes, message = epochs.on_other_ranks(before, num_before, len(self._state.ranks))
-        config = adapt_to_devices(before.changed(**(changes | asked)), self._state.devices)
+        config = adapt_to_devices(before.changed(**(changes | requested)), self._state.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)
-        if asked:
-            send_settings(self._folder, asked)
+        if requested:
+            send_settings(self._folder, requested)
         self._take_ranks(config)
         return message
 
-    def _pending_settings(self, taken: TrainConfig) -> dict[str, Any]:
-        """Return the settings that the person has asked for and the ranks have not taken yet, because the run
-        was paused, or because they were due with the next epoch."""
-        self._hear_commands()
-        values = taken.model_dump(mode="json")
-        asked = self._commands.take_settings()
-        return {name: value for name, value in asked.items() if values.get(name) != value}
+    def _pending_settings(self, present: TrainConfig) -> dict[str, Any]:
+        """Return the settings that the person has requested and that the ranks have not taken yet, because
+        the run was paused or the settings take effect with the next epoch."""
+        self._read_commands()
+        values = present.model_dump(mode="json")
+        requested = self._commands.take_settings()
+        return {name: value for name, value in requested.items() if values.get(name) != value}
 
     def _report_heal(self, text: str) -> None:
-        """Report in the news and in `heals` that the run goes on after the replacement of ranks."""
+        """Add to the news and to `heals` that ranks were replaced and the run goes on.
+
+        Args:
+            text: what happened, as the rest of a sentence that begins 'While RUN was training'.
+        """
         doing = "paused" if self._was_paused else "training"
         stays = " It stays paused until you resume it." if self._is_to_pause else ""
         heal = f"While {self._folder.name} was {doing}{text}{stays}"
@@ -461,7 +470,8 @@ class RunWatch:
         return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, self._settings_since_s)
 
     def _begin_again(self, repaired: str) -> None:
-        """Have the ranks train again; `repaired` says for the run's record what happened."""
+        """Have the ranks train again; the run's record gets `repaired` as the description of what
+        happened."""
         self.failures = ()
         self._prepared = False
         self._results = self._call_to_train(repaired)
@@ -470,8 +480,8 @@ class RunWatch:
         self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
 
     def _leave_outcomes(self, ranks: Sequence[int]) -> None:
-        """Record in the run's folder how the run ended on ranks that could not do it themselves: without that
-        it would seem to go on there to whoever attaches later."""
+        """Record in the run's folder how the run ended on ranks that could not record it themselves.
+        Otherwise a process that attaches later would take them for training."""
         failures = {failure.rank: failure for failure in self.failures}
         for rank in ranks:
             message = f"rank {rank} did not come back from the run"
@@ -484,20 +494,22 @@ class RunWatch:
                 )
 
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
-        """Have the ranks let go of the run, and restore the group for the next work."""
+        """Have the ranks release the run's model and data, and form the process group again if necessary."""
         stuck = watch.stuck()
-        back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
-        # Rank 0 ends the run's logs in this call.
-        failed = bool(self.failures or self.lost)
-        causes = [failure.rank for failure in self.failures]
+        returned = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
+        has_failed = bool(self.failures or self.lost)
+        failed = [failure.rank for failure in self.failures]
         self._leave_outcomes([*watch.gone, *stuck])
-        ended = self._state.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
-        if watch.left_the_group_unsure and not watch.gone and not stuck:
-            self._state.ranks.regroup([failure.rank for failure in self.failures])
+        # Rank 0 ends the run's logs in this call.
+        ended = self._state.ranks.call(
+            Call.LET_GO_OF_RUN, str(self._folder), has_failed, failed, ranks=returned
+        )
         if stuck:
             self._recovery.abandon_cell(self._results)
-        # This call looks at all objects that torch's compiler and MONAI have made, and nothing waits for it.
-        self._state.ranks.call(Call.FREE_MEMORY, ranks=back)
+        elif watch.left_the_group_unsure and not watch.gone:
+            self._state.ranks.regroup(failed)
+        # Nothing waits for this call, which looks through all objects of torch's compiler and MONAI.
+        self._state.ranks.call(Call.FREE_MEMORY, ranks=returned)
         give_up_mono_s = time.monotonic() + _LET_GO_PATIENCE_S
         for result in ended.values():
             result.wait(max(0.0, give_up_mono_s - time.monotonic()))

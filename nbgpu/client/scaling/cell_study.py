@@ -1,4 +1,4 @@
-"""A study of a person's own loop: the function `step` of a cell, timed on a growing group."""
+"""A study of a user's own training loop: a cell's function `step`, timed with several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CellStudy:
         """Make a study without measurements, which prints as an empty table."""
         self.plan = plan
         self.folder = None
-        """A cell's study is not kept."""
+        """None, because a cell's study is not saved."""
         self._measured: list[Measured] = []
         self._samples: dict[int, float] = {}
-        """The samples, or pieces of work, of all ranks in one step, by number of ranks."""
+        """The samples, or units of work, of all ranks in one step, by number of ranks."""
         self.now = ""
-        """The repeat that is measured at this moment, in words; empty at the end."""
+        """The repeat that is measured now, such as 'ranks = 2, repeat 1 of 3'; empty at the end."""
 
     def __str__(self) -> str:
         summary = self.summary()
@@ -51,29 +51,29 @@ class CellStudy:
         return {"text/plain": str(self)} if views is None else views.bundle_of_cell_study(self)
 
     def describe(self) -> str:
-        """One line about the progress."""
+        """Return a line about the progress."""
         num_all = len(self.plan.values) * self.plan.config.repeats
         return f"{len(self._measured)} of {num_all} repeats done" + (f"; now {self.now}" if self.now else "")
 
     def summary(self) -> list[PointSummary | Gap]:
-        """The numbers of ranks with medians and intervals, in order."""
+        """Return each number of ranks with medians and intervals, in order."""
         points = [(ranks, ranks, self._samples.get(ranks, ranks)) for ranks in self.plan.values]
         return summarise(points, self._measured)
 
     def verdict(self, value: Any = None) -> str:
-        """Return in one line how fast `value` ranks are compared with the first number of ranks; with None,
-        which number of ranks is the fastest. The line says so if the intervals do not decide this."""
+        """Return a line that says how fast `value` ranks are compared with the first number of ranks; with
+        None, which number of ranks is the fastest. If the intervals overlap, the line says so."""
         return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:
-        """One row for each number of ranks."""
+        """Return a table with one row for each number of ranks; times are in seconds."""
         return study_table.frame(self.plan, self.summary())
 
     def measure(self, cluster: Cluster, code: str, show: Callable[[], None]) -> None:
-        """Run the cell and time its `step()` for each number of ranks, in turns; then give the cluster its
-        number of ranks back.
+        """Run the cell and time its `step()` for each number of ranks, in turns; then resize the cluster to
+        the former number of ranks.
 
-        A cell or step that fails leaves a gap. The cluster then goes on with the next number of ranks.
+        If the cell or a step fails, the table has a gap, and the next number of ranks is measured.
 
         Args:
             cluster: a cluster that runs.
@@ -81,7 +81,7 @@ class CellStudy:
             show: called when there is something new to show.
 
         Raises:
-            KeyboardInterrupt: a Stop; what was measured stays.
+            KeyboardInterrupt: the kernel was interrupted; finished measurements are kept.
         """
         before = cluster.world_size
         failed: dict[int, str] = {}
@@ -105,28 +105,27 @@ class CellStudy:
 
     def _once(self, cluster: Cluster, code: str, repeat: int, point: int) -> Measured:
         """Run the cell on the cluster's present ranks and time its `step()`. Return the time of each measured
-        step, in seconds, on the rank that was slowest in it; note the samples of a step in `_samples`."""
+        step, in seconds, on the slowest rank; note the samples of a step in `_samples`."""
         config = self.plan.config
-        # The cell runs before each repeat, because ranks that came since the last one are empty.
+        # The cell runs before each repeat, because new ranks are empty.
         cluster.execute(code)
-        found = cluster.apply(reference(Call.TIME_CELL), config.warm_up_steps, config.measured_steps)
-        of_ranks = [found[rank] for rank in sorted(found)]
-        samples = [each["samples"] for each in of_ranks]
-        num_ranks = len(of_ranks)
-        # None where step() returns no number of samples.
+        by_rank = cluster.apply(reference(Call.TIME_CELL), config.warm_up_steps, config.measured_steps)
+        samples = [timed["samples"] for timed in by_rank.values()]
+        num_ranks = len(by_rank)
         if None not in samples:
             self._samples[num_ranks] = sum(samples)
         else:
-            # A step of a rank is one piece of work, or a share of one that all ranks do together.
+            # step() does not return its number of samples. Each rank does one unit of work in a step, or with
+            # strong scaling all ranks together do one.
             self._samples[num_ranks] = num_ranks if config.mode == "weak" else 1
-        step_s = [max(times) for times in zip(*(each["step_s"] for each in of_ranks), strict=True)]
-        return Measured(point, repeat, tuple(step_s))
+        steps = zip(*(timed["step_s"] for timed in by_rank.values()), strict=True)
+        return Measured(point, repeat, tuple(max(times_s) for times_s in steps))
 
 
 def prepared(
     cluster: Cluster, ranks: Sequence[int], mode: Mode, repeats: int, num_steps: int, num_warm_ups: int
 ) -> CellStudy:
-    """Check the arguments, and make a study that has measured nothing yet.
+    """Check the arguments, and return a study without measurements.
 
     Raises:
         ConfigError: a number of ranks, of repeats or of steps is not valid.
@@ -136,6 +135,6 @@ def prepared(
     )
     if not ranks or len(set(ranks)) < len(ranks):
         raise ConfigError(f"ranks = {list(ranks)} must be different numbers, such as 1,2")
-    for each in ranks:
-        cluster.parts.resizing.wanted_ranks(each)
+    for num_ranks in ranks:
+        cluster.parts.resizing.wanted_ranks(num_ranks)  # raises if there cannot be so many
     return CellStudy(StudyPlan("step() of the cell", config, cluster.config, RANKS, list(ranks), {}))

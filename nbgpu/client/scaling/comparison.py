@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nbgpu.errors import ConfigError
-from nbgpu.performance.study_results import Gap, Interval, PointSummary
+from nbgpu.performance.study_results import Interval, PointSummary
 from nbgpu.performance.verdicts import LEAST_REPEATS
 from nbgpu.planning.studies import StudyPlan
 from nbgpu.text.html import shown_as_html
@@ -16,8 +16,10 @@ from nbgpu.text.tables import aligned
 if TYPE_CHECKING:
     import pandas as pd
 
-_VARIES_ALWAYS = ("load",)
-"""Parts of the environment that differ between any two studies and explain no difference between them."""
+    from nbgpu.client.scaling.study import Study
+
+_ALWAYS_DIFFERENT = ("load",)
+"""Parts of the environment that differ between any two studies, and are not listed as a difference."""
 
 
 @dataclass(frozen=True)
@@ -31,27 +33,17 @@ class ComparedPoint:
     between: Interval
     """The least and the largest ratio that the intervals of both allow."""
     num_repeats: int
-    """The fewer of the two studies' repeats."""
+    """The number of repeats in the study that has fewer."""
 
     @property
     def ratio(self) -> float:
-        """The step time of the first study divided by that of the other; above 1 the other study is
-        faster."""
+        """The first study's step time divided by the other's: above 1 if the other study is faster."""
         return self.step_s / self.other_step_s
 
     @property
     def is_clear(self) -> bool:
-        """Whether the intervals do not overlap; one repeat has none."""
+        """Whether the intervals do not overlap; False if a study has one repeat, and so no interval."""
         return self.num_repeats >= LEAST_REPEATS and not self.between[0] <= 1 <= self.between[1]
-
-
-class ComparedStudy(NamedTuple):
-    """What a comparison needs of a study."""
-
-    name: str
-    plan: StudyPlan
-    environment: Mapping[str, Any]
-    summary: Sequence[PointSummary | Gap]
 
 
 class Comparison:
@@ -65,9 +57,9 @@ class Comparison:
         ConfigError: the studies have no point in common.
     """
 
-    def __init__(self, first: ComparedStudy, other: ComparedStudy) -> None:
+    def __init__(self, first: Study, other: Study) -> None:
         """Find the points that both studies have measured, and note what else differs between the studies."""
-        name, other_name, vary = first.name, other.name, first.plan.vary
+        name, other_name, vary = first.folder.name, other.folder.name, first.plan.vary
         if vary != other.plan.vary:
             raise ConfigError(
                 f"{name} varies {vary}, and {other_name} varies {other.plan.vary}: they have no point in common"
@@ -75,33 +67,28 @@ class Comparison:
         self.name, self.other_name, self._vary = name, other_name, vary
         self.differences: list[str] = [
             *_differences(_settings(first.plan), _settings(other.plan)),
-            *_differences(first.environment, other.environment, _VARIES_ALWAYS),
+            *_differences(first.environment, other.environment, _ALWAYS_DIFFERENT),
         ]
         """Differences between the settings and the environments of the studies, one sentence each. If there
         are none, a ratio is due to the code or to the day."""
-        # The text of a value is the key: a value need not be hashable, and True would equal 1.
-        theirs = {repr(found.value): found for found in other.summary if isinstance(found, PointSummary)}
-        self.points = [
-            ComparedPoint(
-                found.value,
-                found.ranks,
-                found.step_s,
-                their.step_s,
-                # The least ratio is the lower end by the other's upper end, and the largest one the reverse.
-                (
-                    found.step_between_s[0] / their.step_between_s[1],
-                    found.step_between_s[1] / their.step_between_s[0],
-                ),
-                min(found.num_repeats, their.num_repeats),
+        # Points are matched by the repr of their value, because a value need not be hashable and True == 1.
+        others = {repr(point.value): point for point in other.summary() if isinstance(point, PointSummary)}
+        self.points: list[ComparedPoint] = []
+        for point in first.summary():
+            same = others.get(repr(point.value))
+            if same is None or not isinstance(point, PointSummary):
+                continue
+            (low_s, high_s), (other_low_s, other_high_s) = point.step_between_s, same.step_between_s
+            between = low_s / other_high_s, high_s / other_low_s
+            num_repeats = min(point.num_repeats, same.num_repeats)
+            self.points.append(
+                ComparedPoint(point.value, point.ranks, point.step_s, same.step_s, between, num_repeats)
             )
-            for found in first.summary
-            if isinstance(found, PointSummary) and (their := theirs.get(repr(found.value))) is not None
-        ]
         if not self.points:
             raise ConfigError(f"{name} and {other_name} have no measured point in common")
 
     def frame(self) -> pd.DataFrame:
-        """One row for each point that both have."""
+        """Return a table with one row for each point that both studies have; times are in seconds."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -134,10 +121,10 @@ class Comparison:
             )
             for point in self.points
         ]
-        told = [f"{self.name} against {self.other_name}", *aligned(rows, right=range(6))]
+        lines = [f"{self.name} against {self.other_name}", *aligned(rows, right=range(6))]
         if self.differences:
-            told += ["they do not measure the same:", *(f"  {line}" for line in self.differences)]
-        return "\n".join(told)
+            lines += ["they do not measure the same:", *(f"  {line}" for line in self.differences)]
+        return "\n".join(lines)
 
     __repr__ = __str__
     _repr_html_ = shown_as_html
@@ -153,11 +140,10 @@ def _settings(plan: StudyPlan) -> dict[str, Any]:
     return {"recipe": plan.recipe, **study, **cluster, **plan.train}
 
 
-def _differences(own: Mapping[str, Any], other: Mapping[str, Any], left_out: Sequence[str] = ()) -> list[str]:
+def _differences(
+    first: Mapping[str, Any], other: Mapping[str, Any], left_out: Sequence[str] = ()
+) -> list[str]:
     """Return a sentence for each name whose values differ."""
-    names = [name for name in dict.fromkeys([*own, *other]) if name not in left_out]
-    return [
-        f"{name}: {own.get(name)} against {other.get(name)}"
-        for name in names
-        if own.get(name) != other.get(name)
-    ]
+    names = [name for name in dict.fromkeys([*first, *other]) if name not in left_out]
+    pairs = [(name, first.get(name), other.get(name)) for name in names]
+    return [f"{name}: {one} against {two}" for name, one, two in pairs if one != two]

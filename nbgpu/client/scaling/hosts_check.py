@@ -1,4 +1,5 @@
-"""`nbgpu doctor --launcher`: whether a launcher's hosts come and meet, and how fast they reach each other."""
+"""`nbgpu doctor --launcher`: whether a launcher's hosts join and form a process group, and the rates between
+them."""
 
 from __future__ import annotations
 
@@ -17,18 +18,19 @@ from nbgpu.protocol.calls import Call
 from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks, named_ranks
 
-_THERE_AND_BACK = "there and back"
+_ROUND_TRIP = "there and back"
+"""The measurement of messages from one rank to another and back."""
 _BUDGET_S_PER_PAIR = 2.0
 """The time for the measurements of each pair of hosts."""
 _LONGEST_BUDGET_S = 60.0
 """The most time for all pairs together."""
 _SLOW_SHARE = 0.5
-"""A pair with less than this share of the fastest pair's rate is worth a look."""
+"""A pair with less than this share of the fastest pair's rate gets a warning."""
 _PAGE = "'More than one host' in the docs says what hosts need"
 
 
 def examine(config: ClusterConfig) -> Iterator[Finding]:
-    """Start a cluster with these settings on its hosts, look at it, and stop it.
+    """Start a cluster with these settings on its hosts, check it, and stop it.
 
     Args:
         config: the settings of a cluster whose launcher is not 'local'.
@@ -68,15 +70,15 @@ def _links(cluster: Cluster, hosts: Mapping[str, Sequence[int]]) -> Iterator[Fin
     if not pairs:
         return
     budget_s = min(_LONGEST_BUDGET_S, _BUDGET_S_PER_PAIR * len(pairs))
-    measured = cluster.apply(reference(Call.MEASURE_LINKS), budget_s, [_THERE_AND_BACK], list(pairs))
+    measured = cluster.apply(reference(Call.MEASURE_LINKS), budget_s, [_ROUND_TRIP], list(pairs))
     names = [device.name for device in cluster.devices]
     links = Links(cluster.parts.state.chosen_transport.name, names, list(measured.values()))
-    if why := links.lacking.get(_THERE_AND_BACK):
+    if why := links.lacking.get(_ROUND_TRIP):
         yield warn("link", f"not measured: {why}", "backend= chooses another one")
         return
-    # `Links` has half of a message there and back as "send".
+    # "send" is half of a round trip.
     lines = {pair: links.of("send", pair) for pair in pairs}
-    # Not the median: a slow host is in two of the three pairs that three hosts make.
+    # The fastest pair is the reference, not the median: of three hosts a slow one is in two of three pairs.
     fastest_bytes_per_s = max(line.bytes_per_s for line in lines.values())
     for pair, line in lines.items():
         one, other = pairs[pair]

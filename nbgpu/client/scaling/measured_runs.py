@@ -1,4 +1,4 @@
-"""The runs of a study: their folders, the measurements read from them, and the environment of a study."""
+"""The runs of a study: their folders, the measurements in their records, and the environment of a study."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.reader import Reader
 
-_NOTE = "repeat.json"
+_OUTCOME = "repeat.json"
 """The file in a repeat's folder that says that the repeat was measured, or why it failed."""
 
 
@@ -38,7 +38,7 @@ def write_outcome(study: Path, outcome: Measured) -> None:
     folder = repeat_folder(study, outcome.repeat, outcome.point)
     folder.mkdir(parents=True, exist_ok=True)
     fields = {"seconds": outcome.seconds, "why_failed": outcome.why_failed, "load": os.getloadavg()[0]}
-    write_whole(folder / _NOTE, json.dumps(fields) + "\n")
+    write_whole(folder / _OUTCOME, json.dumps(fields) + "\n")
 
 
 def read_finished(
@@ -49,24 +49,23 @@ def read_finished(
     for repeat in range(config.repeats):
         for point in points:
             folder = repeat_folder(study, repeat, point.number)
-            if (folder / _NOTE).exists():
+            if (folder / _OUTCOME).exists():
                 finished[repeat, point.number] = _read_finished(folder, repeat, point, config)
     return finished
 
 
 def _read_finished(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig) -> Measured:
-    """Read the outcome of one repeat: why it failed, from its note, or its measured steps, from its run's
-    records.
+    """Read the outcome of one repeat: why it failed or, from its run's records, its measured steps.
 
     Raises:
-        RunError: the note or the records cannot be used.
+        RunError: the outcome's file or the records cannot be used.
     """
-    fields = lines.load(folder / _NOTE)
+    fields = lines.load(folder / _OUTCOME)
     try:
         seconds, why_failed = float(fields["seconds"]), str(fields["why_failed"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"{folder / _NOTE} is not what nbgpu writes: {error!r}. Take the folder {folder.name} away, and "
+            f"{folder / _OUTCOME} is not what nbgpu writes: {error!r}. Take the folder {folder.name} away, and "
             "study.resume() measures the repeat again"
         ) from None
     if why_failed:
@@ -75,8 +74,8 @@ def _read_finished(folder: Path, repeat: int, point: StudyPoint, config: StudyCo
 
 
 def _run_folder_in(folder: Path) -> Path:
-    """The folder of the run of a repeat."""
-    # A repeat that was cut off and measured again has two runs; the last one is whole.
+    """Return the folder of the run of a repeat."""
+    # A repeat that was interrupted and measured again has two runs, of which the last one is complete.
     last = max(folder.glob(f"*/{names.INFO}"), key=lambda path: path.stat().st_mtime_ns, default=None)
     if last is None:
         raise RunError(
@@ -90,18 +89,15 @@ def _open_reader(run: Path) -> Reader:
 
 
 def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
-    """Say what bounds the last repeat of a point that was measured.
+    """Say what bounds the last measured repeat of a point, which has at least one.
 
     Raises:
         RunError: too few steps were recorded.
     """
-    repeats = reversed(range(config.repeats))
-    folder = next(
-        folder
-        for folder in (repeat_folder(study, repeat, point.number) for repeat in repeats)
-        if (folder / _NOTE).exists() and not lines.load(folder / _NOTE)["why_failed"]
-    )
-    run = _run_folder_in(folder)
+    folders = [repeat_folder(study, repeat, point.number) for repeat in range(config.repeats)]
+    outcomes = [folder / _OUTCOME for folder in folders if (folder / _OUTCOME).exists()]
+    measured = [path.parent for path in outcomes if not lines.load(path)["why_failed"]]
+    run = _run_folder_in(measured[-1])
     return explaining.explain(run, _open_reader(run), point.config, point.ranks)
 
 
@@ -118,7 +114,7 @@ def read_measurement(
     steps = step_parts.parts_of(records, point.ranks)
     last = config.warm_up_steps + config.measured_steps
     measured_parts = [parts for parts in steps if config.warm_up_steps < parts.step <= last]
-    # A step takes as long as on its slowest rank.
+    # The time of a step is that of its slowest rank.
     step_s: dict[int, float] = {}
     for parts in measured_parts:
         step_s[parts.step] = max(parts.step_s, step_s.get(parts.step, 0.0))
@@ -146,14 +142,17 @@ def read_measurement(
 def _mean_step_with_overhead(
     steps: Sequence[StepParts], warm_up_steps: int, last: int, cycle: int
 ) -> tuple[list[float], float]:
-    """Return the mean time of a step in each cycle of validations and checkpoints, including these, and the
-    time that they add to a step on average.
+    """Measure steps with the validations and checkpoints between them, on rank 0.
 
     Args:
-        steps: the steps of all ranks; those of rank 0 count.
+        steps: the steps of all ranks.
         warm_up_steps: the number of steps before the measurement.
         last: the last measured step.
-        cycle: the number of steps between two validations or checkpoints.
+        cycle: the number of steps after which validations and checkpoints repeat.
+
+    Returns:
+        (the mean time of a step in each cycle, including validations and checkpoints; the mean time that
+        these add to a step), in seconds.
     """
     begun_s = {parts.step: parts.begun_at_s for parts in steps if parts.rank == 0}
     step_s = {parts.step: parts.step_s for parts in steps if parts.rank == 0}
@@ -182,14 +181,14 @@ def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float
 def environment(
     devices: Sequence[Device], transport: str, other_hosts: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Return what a study is measured on: hosts, devices, transport, versions, and the load at the start if
+    """Return the environment of a study: hosts, devices, transport, versions, and the load at the start if
     the ranks are on this host.
 
     Args:
         devices: the devices of the ranks.
-        transport: the transport between them, in words.
-        other_hosts: the number of cores of each host by its name, where the ranks are not on this one; empty
-            while they are not known.
+        transport: the description of the transport between them.
+        other_hosts: the number of cores by the host's name, if the ranks are on other hosts; empty while
+            these are not known. None if the ranks are on this host.
     """
     described = runs.environment()
     where: dict[str, Any] = {

@@ -1,5 +1,4 @@
-"""Measure, predict or model what a training step takes on a cluster: its memory, and the exchange between the
-ranks."""
+"""Measure, predict or model a training step on a cluster: its memory, its time, and the collectives."""
 
 from __future__ import annotations
 
@@ -23,31 +22,30 @@ from nbgpu.text.ranks import count_of_ranks
 _MAX_RANKS = 1024
 """The largest number of ranks for which memory is predicted."""
 _MAX_VARIANTS = 256
+"""The largest number of predictions in one call; each takes about a second."""
 _IN_TITLE = ("accumulate", "amp", "dtype", "optimizer", "ema_decay", "cpu_offload", "checkpoint_activations")
-"""Settings that change what a step takes."""
-"""Each takes about a second."""
-
-
+"""Settings that change the memory of a step, beside those that are always in the title."""
 BUDGET_S = 12.0
-"""With its first tries, which show how often each size fits in, a measurement takes less than 20 s."""
+"""The time for the measurement of the links. With the trials before it, which determine how often each size
+is measured, it takes less than 20 s."""
 
 
 def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False, **settings: Any) -> Memory:
-    """Measure what a training step takes on each rank, by category, and compare it with the prediction.
+    """Measure the memory of a training step on each rank, by category, and compare it with the prediction.
 
     All ranks take a few steps of a run on generated batches, with the exchange of gradients. Their variables
-    stay as they are, and their memory is free afterwards. `cluster.plan` only predicts.
+    stay as they are, and the memory is freed afterwards. `cluster.plan` only predicts.
 
     Args:
         recipe: the recipe's name, such as 'autoencoder', or the path of your own.
         cluster: a cluster that runs; None for the current one.
-        with_data: whether to read the recipe's data, too, and measure what `cache_rate` keeps of them in host
-            memory. It takes as long as the beginning of a run.
+        with_data: whether to read the recipe's data, too, and measure the host memory of the decoded data
+            that `cache_rate` keeps. It takes as long as the beginning of a run.
         settings: as for `Cluster.train`.
 
     Returns:
-        The memory of each rank, which prints as a table. Its `predict` says what other settings, or another
-        number of ranks, would take.
+        The memory of each rank in bytes, which prints as a table. Its `predict` predicts the memory for other
+        settings or another number of ranks.
 
     Raises:
         ConfigError: a setting is not valid, or the recipe has no batches.
@@ -60,21 +58,12 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
     if "batch_size" in config.UNUSED:
         raise ConfigError(f"the recipe {config.recipe!r} has no batches; cluster.plan estimates its memory")
     num_ranks = cluster.world_size
-    left_out = config.left_to_data
+    left_to_data = config.left_to_data
     config = cluster.parts.runs.settle(config).config
-    # The predictions for other settings start from the values that the data have decided.
-    settings = settings | {name: getattr(config, name) for name in left_out}
-    found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
-    measured = [
-        MeasuredMemory(
-            rank,
-            of_rank["tensors"],
-            of_rank["before_bytes"],
-            of_rank["peak_bytes"],
-            of_rank["cached_bytes"],
-        )
-        for rank, of_rank in sorted(found.items())
-    ]
+    # Predictions for other settings start from the values that were chosen from the data.
+    settings = settings | {name: getattr(config, name) for name in left_to_data}
+    by_rank = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
+    measured = [MeasuredMemory(rank, **fields) for rank, fields in sorted(by_rank.items())]
     (predicted,) = _predicted(cluster, [({}, config, num_ranks)])
 
     def predict(changes: Mapping[str, Any], ranks: Any) -> list[PredictedMemory]:
@@ -86,43 +75,53 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
 def _variants(
     cluster: Cluster, recipe: str, settings: Mapping[str, Any], changes: Mapping[str, Any], ranks: Any
 ) -> list[tuple[dict[str, Any], TrainConfig, int]]:
-    """Return (the changed settings, all settings, the number of ranks) for all combinations.
+    """Return (the changed settings with the number of ranks, all settings, the number of ranks) for all
+    combinations of the changes.
+
+    Args:
+        cluster: the cluster, whose devices the ranks are assumed to have.
+        recipe: the recipe.
+        settings: the settings that were measured.
+        changes: for each changed setting its value, or a list of values.
+        ranks: a number of ranks, or a list of them; None for that of the cluster.
 
     Raises:
-        ConfigError: some are not valid; the message has all of them.
+        ConfigError: some combinations are not valid; the message has all of them.
     """
-    of_ranks = _listed(cluster.world_size if ranks is None else ranks)
+    rank_choices = _listed(cluster.world_size if ranks is None else ranks)
     choices = [_listed(value) for value in changes.values()]
-    found, problems = [], []
-    for num_ranks, *values in product(of_ranks, *choices):
-        changed = dict(zip(changes, values, strict=True))
-        shown = ", ".join(f"{name}={value!r}" for name, value in {"ranks": num_ranks, **changed}.items())
+    variants, problems = [], []
+    for num_ranks, *values in product(rank_choices, *choices):
+        other_settings = dict(zip(changes, values, strict=True))
+        changed = {"ranks": num_ranks, **other_settings}
         if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or not 1 <= num_ranks <= _MAX_RANKS:
             problems.append(f"ranks = {num_ranks!r} is not valid: 1 to {_MAX_RANKS}")
             continue
         try:
             config = adapt_to_devices(
-                train_config(recipe, **{**settings, **changed}), [cluster.devices[0]] * num_ranks
+                train_config(recipe, **{**settings, **other_settings}), [cluster.devices[0]] * num_ranks
             )
         except ConfigError as error:
+            shown = ", ".join(f"{name}={value!r}" for name, value in changed.items())
             problems.append(f"{shown}: {error}")
             continue
-        found.append(({"ranks": num_ranks, **changed}, config, num_ranks))
-    if len(found) > _MAX_VARIANTS:
-        problems.append(f"{len(found)} combinations are more than {_MAX_VARIANTS}. Give fewer values")
+        variants.append((changed, config, num_ranks))
+    if len(variants) > _MAX_VARIANTS:
+        problems.append(f"{len(variants)} combinations are more than {_MAX_VARIANTS}. Give fewer values")
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return found
+    return variants
 
 
 def _predicted(
     cluster: Cluster, variants: Sequence[tuple[dict[str, Any], TrainConfig, int]]
 ) -> list[PredictedMemory]:
-    asked = [(config.model_dump(mode="json"), num_ranks) for _, config, num_ranks in variants]
-    found = cluster.apply(reference(Call.PREDICT_MEMORY), asked, ranks=[0])[0]
+    """Have rank 0 predict the memory of each variant, as `_variants` returns them."""
+    requests = [(config.model_dump(mode="json"), num_ranks) for _, config, num_ranks in variants]
+    predictions = cluster.apply(reference(Call.PREDICT_MEMORY), requests, ranks=[0])[0]
     return [
-        PredictedMemory(changed, of_variant.get("tensors"), of_variant.get("unknown", ""))
-        for (changed, _, _), of_variant in zip(variants, found, strict=True)
+        PredictedMemory(changed, fields.get("tensors"), fields.get("unknown", ""))
+        for (changed, _, _), fields in zip(variants, predictions, strict=True)
     ]
 
 
@@ -131,20 +130,18 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _title(config: TrainConfig, num_ranks: int) -> str:
-    """Return the heading of a table of memory: the recipe, its batch and strategy, and those of `_IN_TITLE`
-    that are not at their defaults."""
-    changed = {name: getattr(config, name) for name in _IN_TITLE}
-    named = [
-        name if value is True else f"{name}={value}"
-        for name, value in changed.items()
-        if value != type(config).model_fields[name].default
-    ]
-    title = [config.recipe, f"batch_size={config.batch_size}", f"strategy={config.strategy}", *named]
+    """Return the heading of a table of memory: the recipe, its batch and strategy, and the settings of
+    `_IN_TITLE` that differ from their defaults."""
+    title = [config.recipe, f"batch_size={config.batch_size}", f"strategy={config.strategy}"]
+    for name in _IN_TITLE:
+        value = getattr(config, name)
+        if value != type(config).model_fields[name].default:
+            title.append(name if value is True else f"{name}={value}")
     return f"{', '.join(title)}; {count_of_ranks(num_ranks)}"
 
 
 def measure_links(cluster: Cluster | None = None) -> Links:
-    """Measure the ranks' collectives, and messages between two ranks, for tensors of 1 KiB to 64 MiB.
+    """Measure the time of collectives, and of messages between two ranks, for tensors of 1 KiB to 64 MiB.
 
     It takes less than 20 seconds. Over a slow link the largest sizes are left out.
 
@@ -171,10 +168,11 @@ def measure_links(cluster: Cluster | None = None) -> Links:
 def nccl_times(
     gpu: str = "H100", ranks_per_node: int = 8, nvlink: bool = True, cluster: Cluster | None = None
 ) -> NcclTimes:
-    """Return how long NCCL's collectives take on some GPUs, modelled; for `StepTimes.predict(link=...)`.
+    """Model how long NCCL's collectives take on some GPUs, for `StepTimes.predict(link=...)`.
 
-    A rank computes them with torch's own model of NCCL, which chooses between rings and trees and between
-    NCCL's protocols. No GPU is needed. Between nodes it has the InfiniBand of the GPUs' time.
+    A rank computes the times with torch's own model of NCCL, which chooses between rings and trees and
+    between NCCL's protocols. No GPU is needed. Between nodes the model assumes the InfiniBand that was usual
+    with these GPUs.
 
     Args:
         gpu: 'V100', 'A100', 'H100' or 'B200'.
@@ -188,13 +186,13 @@ def nccl_times(
         RankError: the rank's torch has no such model.
         RunError: a training run has the ranks now.
     """
-    wrong = []
+    problems = []
     if gpu not in GPUS:
-        wrong.append(f"gpu={gpu!r} is not known: {', '.join(GPUS)}")
+        problems.append(f"gpu={gpu!r} is not known: {', '.join(GPUS)}")
     if not 1 <= ranks_per_node <= MAX_RANKS:
-        wrong.append(f"ranks_per_node = {ranks_per_node} is not valid: 1 to {MAX_RANKS}")
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+        problems.append(f"ranks_per_node = {ranks_per_node} is not valid: 1 to {MAX_RANKS}")
+    if problems:
+        raise ConfigError("\n".join(problems))
     cluster = cluster or current()
     tables = cluster.apply(reference(Call.MODEL_NCCL), gpu, ranks_per_node, nvlink, ranks=[0])
     return NcclTimes(gpu, ranks_per_node, nvlink, tables[0])
@@ -210,8 +208,8 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
         settings: as for `Cluster.train`.
 
     Returns:
-        The parts of a step, which print as a table. Their `predict` models the step for other numbers of
-        ranks.
+        The times of a step's parts in seconds, which print as a table. Their `predict` models the step for
+        other numbers of ranks.
 
     Raises:
         ConfigError: a setting is not valid, there is one rank, or the recipe's steps have no exchange.

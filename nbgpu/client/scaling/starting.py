@@ -85,8 +85,15 @@ def begin(
 ) -> Study:
     """Check the plan of a new study, make its folder, and start to measure. Returns at once.
 
-    `advice` is the advice that the study tries, empty for none; `promised` is the ratio of samples per second
-    that this advice predicted. Raises the errors of `scaling`.
+    Args:
+        recipe: what is trained.
+        vary: the varied setting, or `studies.RANKS`.
+        values: its values.
+        settings: the other settings, as for `scaling` and `study`.
+        advice: the text of the advice that the study tries; empty for none.
+        promised: the samples per second with the advice, as predicted, divided by those without it.
+
+    Raises the errors of `scaling`.
     """
     plan = replace(studies.plan(recipe, vary, values, settings), advice=advice, promised=promised)
     largest = max(plan.points(), key=lambda point: point.ranks)

@@ -1,8 +1,8 @@
 """A study: runs that differ in the number of ranks or in one setting, measured in turns.
 
-A study has a cluster of its own, beside that of the notebook, whose number of ranks it changes from point to
-point. Its state is in its folder: what was measured is read from the folders of its runs, so that another
-process can go on with it, and later compare it with others.
+A study has a cluster of its own, separate from that of the notebook, and changes its number of ranks from
+point to point. The measurements are read from the folders of its runs, so another process can continue the
+study, or compare it with others.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu.client import presenting
@@ -26,10 +26,9 @@ from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
-from nbgpu.client.scaling.comparison import ComparedStudy, Comparison
+from nbgpu.client.scaling.comparison import Comparison
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
 from nbgpu.machine import files
-from nbgpu.machine.files import write_whole
 from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
 from nbgpu.planning import studies
@@ -42,6 +41,7 @@ _log = logging.getLogger("nbgpu.study")
 _STOP_PATIENCE_S = 30.0
 """After a second interrupt `wait` returns within this time, even if the study has not ended."""
 TABLE = "repeats.csv"
+"""The file in a study's folder with a row for each repeat."""
 
 StudyState = Literal["measuring", "stopping", "finished", "stopped", "failed"]
 """'finished' if every repeat was measured or has failed; 'failed' if repeats are left and no engines could be
@@ -53,15 +53,14 @@ class Study:
 
     Args:
         folder: the study's folder, with study.toml, a folder for each repeat of each point, and at the end
-            repeats.csv and report.html. What is in it counts as measured.
+            repeats.csv and report.html. The repeats in it count as measured.
 
     Raises:
         ConfigError: the folder is not the folder of a study, or its file cannot be used.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Read the plan and the repeats that were measured from the folder. Nothing is measured before
-        `resume`."""
+        """Read the plan and the measured repeats from the folder. Nothing is measured before `resume`."""
         self.folder = Path(folder).absolute()
         plan, environment = StudyPlan.read(self.folder)
         self.plan: StudyPlan = plan
@@ -75,17 +74,16 @@ class Study:
         """The measured repeats, by repeat and point."""
         self._run: Run | None = None
         self._now: tuple[int, StudyPoint] | None = None
-        """The repeat and the point that is measured now."""
+        """(the repeat, the point) that are measured now; None if none are."""
         self._now_begun_s = 0.0
-        self._awaited = ""
-        """Why the start of the engines is delayed, such as by a queue; empty while none are started."""
+        self._delay = ""
+        """Why the start of the engines is delayed, such as by a queue; empty if it is not."""
         self._cluster: Cluster | None = None
         self._stopping = threading.Event()
         self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
         self._lost: NbgpuError | None = None
         """The error that ended the study; None if there was none."""
-        # A study that is read from its folder is over until `resume`. No report is written at this end,
-        # because nothing was measured since.
+        # A study that is read from its folder is over until `resume`. It needs no new report.
         self._ending.complete(self._final_status(), lambda: None)
 
     def __repr__(self) -> str:
@@ -95,7 +93,7 @@ class Study:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """The study as text. Tables that are wider than `width` are turned, so that no number is cut."""
+        """Return the study as text. Tables that are wider than `width` characters are transposed."""
         summary = self.summary()
         table = study_table.lines(self.plan, summary, width)
         laws = study_table.law_lines(self.plan, self.measured(), summary)
@@ -103,7 +101,7 @@ class Study:
 
     def _ipython_display_(self) -> None:
         if presenting.presenter is None:
-            print(self)  # noqa: T201 - what stands for the panel
+            print(self)  # noqa: T201 - in place of the panel
         else:
             presenting.presenter.show_study(self)
 
@@ -113,7 +111,7 @@ class Study:
 
     @property
     def status(self) -> StudyState:
-        """The state of the study; 'stopping' after a stop until the present run has ended."""
+        """The state of the study; 'stopping' from a stop until the present run has ended."""
         if self._ending.state is not None:
             return self._ending.state
         return "stopping" if self._stopping.is_set() else "measuring"
@@ -124,8 +122,8 @@ class Study:
         return self._lost
 
     def describe(self) -> str:
-        """One line about the progress, such as 'measuring: 4 of 9 repeats done; now ranks = 2, repeat 1 of 3,
-        step 5 of 20; about 2 min left'."""
+        """Return a line about the progress, such as 'measuring: 4 of 9 repeats done; now ranks = 2, repeat 1
+        of 3, step 5 of 20; about 2 min left'."""
         num_all = len(self.points) * self.plan.config.repeats
         with self._lock:
             measured = list(self._measured.values())
@@ -136,49 +134,45 @@ class Study:
             text += f", {failed} failed"
         if now is not None:
             repeat, point = now
-            step = max((status.step for status in run.statuses()), default=0) if run is not None else 0
             text += (
                 f"; now {self.plan.vary} = {point.value}, repeat {repeat + 1} of {self.plan.config.repeats}, "
-                f"step {step} of {point.config.steps}"
+                f"step {_newest_step(run)} of {point.config.steps}"
             )
-        if awaited := self._awaited:
-            text += f"; {awaited}"
+        if delay := self._delay:
+            text += f"; {delay}"
         left_s = self.seconds_left()
         return text if left_s is None else f"{text}; about {_format_duration(left_s)} left"
 
     def seconds_left(self) -> float | None:
-        """Return the time, in seconds, that the remaining repeats will take, by those measured so far; None
-        if none was measured yet, or if the study is over."""
+        """Return the time, in seconds, that the remaining repeats will take: each the mean time of the
+        measured repeats of its point or, without such, of all points. None if none was measured yet, or if
+        the study is over."""
         with self._lock:
-            taken = list(self._measured.values())
+            measured = list(self._measured.values())
             now, now_begun_s = self._now, self._now_begun_s
-        if self._ending.state is not None or not taken:
+        if self._ending.state is not None or not measured:
             return None
-        typical_s = sum(repeat.seconds for repeat in taken) / len(taken)
-        by_point: dict[int, list[float]] = {}
-        for repeat in taken:
-            by_point.setdefault(repeat.point, []).append(repeat.seconds)
         left_s = 0.0
         for _, point in self._remaining():
-            of_point = by_point.get(point.number)
-            left_s += sum(of_point) / len(of_point) if of_point else typical_s
-        # The repeat that is measured now is among those that are left.
+            same_point = [repeat for repeat in measured if repeat.point == point.number]
+            left_s += mean(repeat.seconds for repeat in same_point or measured)
+        # The repeat that is measured now is among the remaining ones.
         return max(0.0, left_s - (time.monotonic() - now_begun_s if now is not None else 0.0))
 
     def measured(self) -> list[Measured]:
-        """The repeats that were measured or have failed so far, in order of repeat and point."""
+        """Return the repeats that were measured or have failed so far, in order of repeat and point."""
         with self._lock:
             return [repeat for _, repeat in sorted(self._measured.items())]
 
     def summary(self) -> list[PointSummary | Gap]:
-        """The points with medians and intervals, in order; a Gap for each point without a measured repeat."""
+        """Return each point with medians and intervals, in order; a Gap if it has no measured repeat."""
         points = [(point.value, point.ranks, point.samples_per_step) for point in self.points]
         return summarise(points, self.measured())
 
     def verdict(self, value: Any = None) -> str:
-        """Return in one line how fast the point with this value is compared with the first point; with None,
-        which point is the fastest. If the intervals do not decide this, the line says so, and what
-        measurement would.
+        """Return a line that says how fast the point with this value is compared with the first point; with
+        None, which point is the fastest. If the intervals overlap, the line says so, and which measurement
+        would decide.
 
         Raises:
             KeyError: there is no such point, or it was not measured.
@@ -186,20 +180,21 @@ class Study:
         return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:
-        """One row for each point: medians, intervals, speed-up, efficiency and the parts of a step."""
+        """Return a table with one row for each point: medians, intervals, speed-up, efficiency and the parts
+        of a step. Times are in seconds."""
         return study_table.frame(self.plan, self.summary())
 
     def repeats(self) -> pd.DataFrame:
-        """One row for each repeat of each point."""
+        """Return a table with one row for each repeat of each point. Times are in seconds."""
         return study_table.repeats(self.plan, self.points, self.measured())
 
     def losses(self) -> pd.DataFrame:
-        """One row for each step of each repeat: the mean of the ranks' losses, the samples seen, and the
-        seconds of training up to it."""
+        """Return a table with one row for each step of each repeat: the mean of the ranks' losses, and the
+        number of samples and the seconds of training up to that step."""
         return study_table.losses(self.plan, self.points, self.measured())
 
     def figure(self) -> Any:
-        """The charts as a Plotly figure: speed-up or samples per second, and the parts of a step."""
+        """Return the charts as a Plotly figure: speed-up or samples per second, and the parts of a step."""
         return presenting.required("draws", "study").figure_of_study(self)
 
     def explain(self, value: Any = None) -> Explanation:
@@ -217,26 +212,25 @@ class Study:
         return replace(explanation, sentences=[*explanation.sentences, *self._efficiency(point)])
 
     def explained_point(self, value: Any = None) -> StudyPoint:
-        """Return the point that `explain` speaks of, with the same errors."""
+        """Return the point that `explain` explains; raises the errors of `explain`."""
         matching = [point for point in self.points if value is None or point.value == value]
         if not matching:
             raise ConfigError(f"{self.plan.vary} = {value} is not a point. Points: {list(self.plan.values)}")
         measured = {repeat.point for repeat in self.measured() if repeat.step_s}
         point = next((point for point in reversed(matching) if point.number in measured), None)
         if point is None:
-            asked = "any point" if value is None else f"{self.plan.vary} = {value}"
-            raise RunError(f"no repeat of {asked} was measured")
+            named = "any point" if value is None else f"{self.plan.vary} = {value}"
+            raise RunError(f"no repeat of {named} was measured")
         return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:
-        """Return one sentence on the speed-up and the efficiency of a point. The list is empty if the study
-        does not vary the number of ranks, if the point was not measured (a `Gap`), or if it has as many ranks
-        as the first point, with which the others are compared."""
+        """Return a sentence about the speed-up and the efficiency of a point; empty if the study does not
+        vary the number of ranks, or if the point is the first one, with which the others are compared."""
         summary = self.summary()[point.number]
+        # `ideal` is the number of ranks divided by that of the first point.
         if self.plan.vary != studies.RANKS or not isinstance(summary, PointSummary) or summary.ideal == 1:
             return []
         low, high = summary.relative_between
-        # `ideal` is the number of ranks divided by that of the first point.
         return [
             f"{point.ranks} ranks train {summary.relative:.2f} times as many samples per second as "
             f"{point.ranks / summary.ideal:.0f} ({low:.2f} to {high:.2f}), an efficiency of {summary.efficiency:.0%}."
@@ -248,33 +242,29 @@ class Study:
         Raises:
             ConfigError: the studies have no point in common.
         """
-        first, second = (
-            ComparedStudy(study.folder.name, study.plan, study.environment, study.summary())
-            for study in (self, other)
-        )
-        return Comparison(first, second)
+        return Comparison(self, other)
 
     def panel(self) -> None:
         """Display the live panel: progress, charts and a table."""
         presenting.required("could display a panel", "study").show_study(self)
 
     def stop(self) -> None:
-        """End the study after the current step of its run. Measured repeats stay, and `resume` goes on with
-        the others."""
+        """End the study after the current step of its run. Measured repeats are kept, and `resume` goes on
+        with the others."""
         self._stopping.set()
         run = self._run
-        with suppress(RunError):  # the run may end at this very moment, which is just as good
+        with suppress(RunError):  # the run may have ended a moment before
             if run is not None:
                 run.stop()
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Study:
         """Wait for the end. An interrupt of the kernel stops the study, and is then raised.
 
-        Meanwhile a line says how far the study is, in a notebook and in a terminal. A point that fails raises
-        nothing here: its reason stands in the table.
+        Meanwhile a line says how far the study is, in a notebook and in a terminal. If a point fails, no
+        error is raised, and the table has the reason.
 
         Args:
-            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            timeout_s: the longest time to wait, in seconds; None for no limit.
             progress: whether to show the line.
 
         Raises:
@@ -291,29 +281,28 @@ class Study:
         return self
 
     def _progress(self) -> Progress:
-        """The line of `wait`. The repeat that is measured now counts by its steps."""
+        """Return the line that `wait` shows. The share that is done includes the steps of the present
+        repeat."""
         num_all = len(self.points) * self.plan.config.repeats
         with self._lock:
             num_done, now, run = len(self._measured), self._now, self._run
-        part = 0.0
-        if now is not None and run is not None:
-            step = max((status.step for status in run.statuses()), default=0)
-            part = step / now[1].config.steps if now[1].config.steps else 0.0
-        return Progress(self.describe(), min(1.0, (num_done + part) / num_all))
+        num_steps = now[1].config.steps if now is not None else 0
+        present = _newest_step(run) / num_steps if num_steps else 0.0
+        return Progress(self.describe(), min(1.0, (num_done + present) / num_all))
 
     def on_end(self, callback: Callable[[Study], None]) -> None:
-        """Call back once when the study is over, before `wait` returns; at once where it is over already."""
+        """Call `callback` once: at the end of the study, before `wait` returns, or at once if it is over."""
         self._ending.call(lambda: callback(self))
 
     def resume(self) -> Study:
-        """Measure what is missing: repeats that were not reached, and those that failed. Returns at once.
+        """Measure the remaining repeats, and those that failed. Returns at once.
 
         Raises:
             ClusterError: a GPU is in use by a cluster.
             RunError: the study is running already, here or in another process.
         """
         if self._ending.state is not None:
-            # It is shown as ended a moment before its report is written.
+            # The state is set a moment before the report is written.
             self._ending.wait_at_most(_STOP_PATIENCE_S)
         if not self._ending.over:
             raise RunError(f"{self.folder.name} is running already")
@@ -321,18 +310,18 @@ class Study:
         cluster = cluster_with(self.plan.point_cluster(ranks))
         if not cluster.config.share_gpus:
             registry.require_free(cluster.devices)
-        claim = files.lock_folder(self.folder)
+        lock = files.lock_folder(self.folder)
         with self._lock:
             self._measured = {key: repeat for key, repeat in self._measured.items() if not repeat.why_failed}
         self._stopping.clear()
         self._lost = None
         self._ending = Completion(self.folder.name, _log)
         atexit.register(self._abandon)
-        threading.Thread(target=self._measure_all, args=(claim,), name="nbgpu-study", daemon=True).start()
+        threading.Thread(target=self._measure_all, args=(lock,), name="nbgpu-study", daemon=True).start()
         return self
 
     def _remaining(self) -> list[tuple[int, StudyPoint]]:
-        """The repeats still to be measured, as (repeat, point) in the order of measurement."""
+        """Return the repeats that are not measured yet, as (repeat, point), in the order of measurement."""
         with self._lock:
             done = set(self._measured)
         pairs = studies.order(len(self.points), self.plan.config.repeats)
@@ -340,17 +329,17 @@ class Study:
 
     # The methods below run in the study's thread.
 
-    def _measure_all(self, claim: int) -> None:
-        """Measure the repeats that are left, one after the other; then stop the study's cluster, write the
-        table and end the study. `claim` is the file descriptor of the lock on the folder."""
-        left = deque(self._remaining())
+    def _measure_all(self, lock: int) -> None:
+        """Measure the remaining repeats one after the other; then stop the study's cluster, write the table
+        and end the study. `lock` is the file descriptor of the lock on the folder."""
         failed: dict[int, str] = {}
         try:
-            while left and not self._stopping.is_set():
-                repeat, point = left.popleft()
-                if why := failed.get(point.number):
-                    # It would take long to fail in the same way again.
-                    self._record(Measured(point.number, repeat, (), why_failed=why))
+            for repeat, point in self._remaining():
+                if self._stopping.is_set():
+                    break
+                if reason := failed.get(point.number):
+                    # Another repeat of this point would probably fail in the same way.
+                    self._record(Measured(point.number, repeat, (), why_failed=reason))
                     continue
                 outcome = self._measure(repeat, point)
                 if outcome is None:
@@ -365,15 +354,13 @@ class Study:
                 error if isinstance(error, NbgpuError) else ClusterError(f"the study failed: {error!r}")
             )
         finally:
-            if self._cluster is not None:
-                self._cluster.stop()
-                self._cluster = None
+            self._stop_cluster()
             with self._lock:
                 self._now = self._run = None
         atexit.unregister(self._abandon)
         self._write_table()
-        # The lock is released before the study counts as over, so that `resume` can take it at once.
-        os.close(claim)
+        # Release the lock before the study counts as over, so that `resume` can take it at once.
+        os.close(lock)
         self._ending.complete(self._final_status(), self._report)
 
     def _final_status(self) -> StudyState:
@@ -389,7 +376,7 @@ class Study:
         run: Run | None = None
         try:
             cluster = self._cluster_with(point.ranks)
-            # Count from here: the first start of the engines takes much longer than a repeat.
+            # Measure the time from here, without the start of the engines, which takes longer than a repeat.
             self._now_begun_s = time.monotonic()
             run = cluster.parts.runs.train_with(point.config.changed(runs_dir=str(folder)))
             with self._lock:
@@ -404,11 +391,8 @@ class Study:
             if self._stopping.is_set() and run is None:
                 return None
             outcome = Measured(point.number, repeat, (), why_failed=f"{type(error).__name__}: {error}")
-            # After the error a GPU may be unusable, or memory still be taken, so the next point gets new
-            # engines.
-            if self._cluster is not None:
-                self._cluster.stop()
-                self._cluster = None
+            # After an error the GPU may be unusable or its memory taken, so the next point gets new engines.
+            self._stop_cluster()
         finally:
             with self._lock:
                 self._now = self._run = None
@@ -421,20 +405,30 @@ class Study:
         if self._cluster is None:
             self._cluster = cluster_with(self.plan.point_cluster(ranks))
             try:
-                self._cluster.parts.lifecycle.start(tell=self._show_awaited, stop=self._stopping)
+                self._cluster.parts.lifecycle.start(tell=self._show_delay, stop=self._stopping)
             finally:
-                self._show_awaited("")
+                self._show_delay("")
             self._note_hosts(self._cluster)
         if self._cluster.world_size != ranks:
             self._cluster.resize(ranks)
         return self._cluster
 
-    def _show_awaited(self, what: str) -> None:
-        """Show in the study's progress what the start of engines waits for, such as a job in a queue."""
-        self._awaited = what.strip()
+    def _stop_cluster(self) -> None:
+        """Stop the study's cluster, if there is one. An error is logged, because otherwise `wait` would wait
+        for ever."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            try:
+                cluster.stop()
+            except (NbgpuError, OSError):
+                _log.exception("the cluster of %s could not be stopped", self.folder.name)
+
+    def _show_delay(self, text: str) -> None:
+        """Show in the study's progress why the start of engines is delayed, such as by a queue."""
+        self._delay = text.strip()
 
     def _note_hosts(self, cluster: Cluster) -> None:
-        """Save the names of the study's other hosts, once they are started for the first time."""
+        """Save the names and cores of the other hosts, when they are started for the first time."""
         hosts = {host.name: host.description.num_cores for host in cluster.parts.state.pool.with_ranks}
         if not hosts or self.environment["host"]:
             return
@@ -451,9 +445,9 @@ class Study:
     def _write_table(self) -> None:
         """Write the repeats measured so far to repeats.csv, which other programs can read at any time."""
         try:
-            write_whole(self.folder / TABLE, self.repeats().to_csv(index=False))
+            files.write_whole(self.folder / TABLE, self.repeats().to_csv(index=False))
         except OSError as error:
-            # The study goes on: the table can be written again from the measurements.
+            # The study goes on, because the table can be written again from the measurements.
             _log.warning("the table of %s could not be written: %s", self.folder.name, error)
 
     def _report(self) -> None:
@@ -465,6 +459,10 @@ class Study:
         self._stopping.set()
         if self._cluster is not None:
             self._cluster.stop()
+
+
+def _newest_step(run: Run | None) -> int:
+    return max((status.step for status in run.statuses()), default=0) if run is not None else 0
 
 
 def _format_duration(seconds: float) -> str:

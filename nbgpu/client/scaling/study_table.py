@@ -1,7 +1,8 @@
-"""A study as tables: for people, and as data frames."""
+"""A study as tables: as text, and as data frames."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ PARTS = {
     "other_s": "other",
     "between_s": "validation and checkpoints",
 }
-"""The parts of a step that add up to it (`performance.step_parts`), in words."""
+"""The names of the parts of a step, which add up to its time (`performance.step_parts`)."""
 
 
 def heading(plan: StudyPlan) -> str:
@@ -47,14 +48,14 @@ def _simulated(plan: StudyPlan) -> str:
 def law_lines(
     plan: StudyPlan, measured: Sequence[Measured], summary: Sequence[PointSummary | Gap]
 ) -> list[str]:
-    """Return what Amdahl's or Gustafson's law, fitted to the times, gives as the serial fraction of a step.
-    Nothing is returned unless one rank and another number of ranks were measured."""
+    """Fit Amdahl's law (strong scaling) or Gustafson's law (weak scaling) to the times of a step. Return
+    lines with the serial fraction of a step; none unless 1 rank and another number of ranks were measured."""
     if plan.vary != RANKS:
         return []
-    seconds: dict[int, list[float]] = {}
-    for found in measured:
-        if found.step_s:
-            seconds.setdefault(plan.values[found.point], []).append(median(found.step_s))
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    for repeat in measured:
+        if repeat.step_s:
+            seconds[plan.values[repeat.point]].append(median(repeat.step_s))
     if 1 not in seconds or len(seconds) < 2:
         return []
     # No law allows a speed-up above the number of ranks.
@@ -67,7 +68,8 @@ def law_lines(
         return [f"{law.name}'s law, fitted: {fraction} of a step is serial; {verdicts.ONE_REPEAT}"]
     if is_weak:
         return [f"{law.name}'s law, fitted: {law.serial_fraction} of a step is serial"]
-    by_ranks = ", ".join(f"{ranks} ranks {each}" for ranks, each in laws.serial_fractions(seconds).items())
+    fractions = laws.serial_fractions(seconds).items()
+    by_ranks = ", ".join(f"{ranks} ranks {fraction}" for ranks, fraction in fractions)
     return [
         f"{law.name}'s law, fitted: {law.serial_fraction} of a step is serial",
         f"serial fraction by Karp and Flatt: {by_ranks}",
@@ -77,12 +79,12 @@ def law_lines(
 def header_and_rows(
     plan: StudyPlan, summary: Sequence[PointSummary | Gap]
 ) -> tuple[list[str], list[list[str]]]:
-    """The headings of the table, and the cells of each point.
+    """Return (the headings of the table, the cells of each point).
 
     The number of parameters has a column if it differs between the points.
     """
     with_size = differ_in_size(summary)
-    return _header(plan, with_size), [_row(plan, found, with_size) for found in summary]
+    return _header(plan, with_size), [_row(plan, point, with_size) for point in summary]
 
 
 def _header(plan: StudyPlan, with_size: bool) -> list[str]:
@@ -97,103 +99,102 @@ def _header(plan: StudyPlan, with_size: bool) -> list[str]:
     return [*columns, "efficiency"] if plan.vary == RANKS else columns
 
 
-def _row(plan: StudyPlan, found: PointSummary | Gap, with_size: bool) -> list[str]:
+def _row(plan: StudyPlan, point: PointSummary | Gap, with_size: bool) -> list[str]:
     """Return the cells of one point, in the columns of `_header`. A point without measurements says whether
     it failed."""
-    cells = [str(found.value)]
+    cells = [str(point.value)]
     if with_size:
-        cells.append(f"{found.parameters:,}" if isinstance(found, PointSummary) else "")
+        cells.append(f"{point.parameters:,}" if isinstance(point, PointSummary) else "")
     if plan.vary != RANKS:
-        cells.append(str(found.ranks))
-    if isinstance(found, Gap):
-        # The list below fills two cells itself, so two fewer are empty.
-        empty = len(_header(plan, with_size)) - len(cells) - 2
-        return [*cells, "", "failed" if found.why else "not yet", *[""] * empty]
-    # Steps of one repeat are alike, and say nothing of how much repeats differ.
-    has_interval = found.num_repeats >= verdicts.LEAST_REPEATS
-    step_from_s, step_to_s = found.step_between_s
-    low, high = found.relative_between
+        cells.append(str(point.ranks))
+    if isinstance(point, Gap):
+        cells += ["", "failed" if point.why else "not yet"]
+        return cells + [""] * (len(_header(plan, with_size)) - len(cells))
+    # The spread of the steps of one repeat does not say how much repeats differ.
+    has_interval = point.num_repeats >= verdicts.LEAST_REPEATS
+    step_from_s, step_to_s = point.step_between_s
+    low, high = point.relative_between
     cells += [
-        str(found.samples_per_step),
-        f"{1e3 * found.step_s:.2f}",
+        str(point.samples_per_step),
+        f"{1e3 * point.step_s:.2f}",
         f"{1e3 * step_from_s:.2f} to {1e3 * step_to_s:.2f}" if has_interval else "one repeat",
-        f"{found.samples_per_s:.2f}",
-        f"{found.relative:.2f}",
+        f"{point.samples_per_s:.2f}",
+        f"{point.relative:.2f}",
         f"{low:.2f} to {high:.2f}" if has_interval else "one repeat",
     ]
     if plan.vary == RANKS:
-        cells.append(f"{found.efficiency:.0%}")
+        cells.append(f"{point.efficiency:.0%}")
     return cells
 
 
 def notes(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
-    """Return sentences that a reader of the table needs, one for each point with a remark, and for advice
-    that was tried."""
-    said = [(found.value, remarks(plan, found)) for found in summary]
-    remarks_of_points = [f"{plan.vary} = {value}: {text}" for value, text in said if text]
-    return [*_kept_promise(plan, summary), *remarks_of_points]
+    """Return the sentences below the table: one about advice that was tried, and one for each point with
+    remarks."""
+    texts = [(point.value, remarks(plan, point)) for point in summary]
+    remarks_of_points = [f"{plan.vary} = {value}: {text}" for value, text in texts if text]
+    return [*_advice_outcome(plan, summary), *remarks_of_points]
 
 
-def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
-    """Return a sentence that compares the promised gain of the advice with the measured one; none if the
+def _advice_outcome(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
+    """Return a sentence that compares the predicted gain of the advice with the measured one; none if the
     study tries no advice."""
     if not plan.advice:
         return []
-    with_it = summary[-1]
+    with_advice = summary[-1]
     promised = f"The advice was: {plan.advice} That is {plan.promised:.2f} times the samples per second."
-    if isinstance(with_it, Gap) or isinstance(summary[0], Gap):
+    if isinstance(with_advice, Gap) or isinstance(summary[0], Gap):
         return [f"{promised} What it brought was not measured"]
-    low, high = with_it.relative_between
-    why = verdicts.doubt(with_it)
-    between = f" ({low:.2f} to {high:.2f})" if with_it.num_repeats >= verdicts.LEAST_REPEATS else ""
-    doubt = f", which is not decided: {why}" if why else ""
-    return [f"{promised} It brought {with_it.relative:.2f} times{between}{doubt}"]
+    low, high = with_advice.relative_between
+    reason = verdicts.doubt(with_advice)
+    between = f" ({low:.2f} to {high:.2f})" if with_advice.num_repeats >= verdicts.LEAST_REPEATS else ""
+    doubt = f", which is not decided: {reason}" if reason else ""
+    return [f"{promised} It brought {with_advice.relative:.2f} times{between}{doubt}"]
 
 
-def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
+def remarks(plan: StudyPlan, point: PointSummary | Gap) -> str:
     """Return what qualifies the numbers of a point: missing or failed repeats, differences between repeats,
-    and doubt."""
-    if isinstance(found, Gap):
-        return f"not measured: {found.why}" if found.why else ""
-    said = []
-    if found.num_repeats < plan.config.repeats:
-        said.append(f"{found.num_repeats} of {plan.config.repeats} repeats")
-    if found.is_unsteady:
-        said.append(
-            f"the repeats differ by {found.unsteadiness - 1:.0%}: something else took part of the machine"
+    overlapping intervals, and a slow rank."""
+    if isinstance(point, Gap):
+        return f"not measured: {point.why}" if point.why else ""
+    texts = []
+    if point.num_repeats < plan.config.repeats:
+        texts.append(f"{point.num_repeats} of {plan.config.repeats} repeats")
+    if point.is_unsteady:
+        texts.append(
+            f"the repeats differ by {point.unsteadiness - 1:.0%}: something else took part of the machine"
         )
-    # Of an advice that was tried, the line above says it.
-    if not plan.advice and (why := verdicts.doubt(found)):
-        said.append(f"not decided: {why}")
-    if found.slowest is not None and found.slowest[1] >= MOSTLY:
-        rank, share = found.slowest
-        said.append(f"the others waited for rank {rank} in {share:.0%} of the steps")
-    if found.why_failed:
-        said.append(f"a repeat failed: {found.why_failed}")
-    return "; ".join(said)
+    # If advice is tried, `_advice_outcome` says this.
+    if not plan.advice and (reason := verdicts.doubt(point)):
+        texts.append(f"not decided: {reason}")
+    if point.slowest is not None and point.slowest[1] >= MOSTLY:
+        rank, share = point.slowest
+        texts.append(f"the others waited for rank {rank} in {share:.0%} of the steps")
+    if point.why_failed:
+        texts.append(f"a repeat failed: {point.why_failed}")
+    return "; ".join(texts)
 
 
 def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) -> str:
-    """Return which point is the fastest; or, if `value` is given, how fast the point with this value of the
-    varied setting is, compared with the measured point that has the fewest ranks."""
+    """Return a line that says which point is the fastest or, if `value` is given, how fast the point with
+    this value is compared with the first measured point."""
     if value is None:
         return verdicts.fastest(summary, plan.vary)
     return verdicts.point_verdict(summary, value, plan.vary == RANKS)
 
 
 def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap], width: int | None = None) -> list[str]:
-    """The table as text, and the parts of a step below it; tables that are wider than `width` are turned."""
+    """Return the table as text, with the parts of a step below it. Tables that are wider than `width`
+    characters are transposed."""
     header, rows = header_and_rows(plan, summary)
     table = aligned([header, *rows], range(len(header)), width)
-    shown = [heading(plan), *table, *notes(plan, summary)]
-    measured = [found for found in summary if isinstance(found, PointSummary) and found.parts_s]
+    text = [heading(plan), *table, *notes(plan, summary)]
+    measured = [point for point in summary if isinstance(point, PointSummary) and point.parts_s]
     if measured:
-        names = [name for name in (*PARTS, HIDDEN) if any(name in found.parts_s for found in measured)]
-        titles = [*(PARTS.get(name, "exchange, hidden in backward") for name in names)]
-        rows = [[plan.vary, *titles]]
-        rows += [[str(found.value), *(_ms(found.parts_s.get(name)) for name in names)] for found in measured]
-        shown += ["mean parts of a step, in ms", *aligned(rows, range(len(titles) + 1), width)]
-    return shown
+        names = [name for name in (*PARTS, HIDDEN) if any(name in point.parts_s for point in measured)]
+        rows = [[plan.vary, *(PARTS.get(name, "exchange, hidden in backward") for name in names)]]
+        rows += [[str(point.value), *(_ms(point.parts_s.get(name)) for name in names)] for point in measured]
+        text += ["mean parts of a step, in ms", *aligned(rows, range(len(rows[0])), width)]
+    return text
 
 
 def _ms(seconds: float | None) -> str:
@@ -201,89 +202,91 @@ def _ms(seconds: float | None) -> str:
 
 
 def frame(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> pd.DataFrame:
-    """One row for each point."""
+    """Return a table with one row for each point; times are in seconds."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for found in summary:
-        cells: dict[str, Any] = {plan.vary: found.value, RANKS: found.ranks}
-        if isinstance(found, Gap):
-            rows.append({**cells, "repeats": 0, "remarks": remarks(plan, found) or "not measured yet"})
+    for point in summary:
+        cells: dict[str, Any] = {plan.vary: point.value, RANKS: point.ranks}
+        if isinstance(point, Gap):
+            rows.append({**cells, "repeats": 0, "remarks": remarks(plan, point) or "not measured yet"})
             continue
-        if found.parameters:
-            cells["parameters"] = found.parameters
+        if point.parameters:
+            cells["parameters"] = point.parameters
         cells |= {
-            "samples_per_step": found.samples_per_step,
-            "repeats": found.num_repeats,
-            "step_s": found.step_s,
-            "step_from_s": found.step_between_s[0],
-            "step_to_s": found.step_between_s[1],
-            "samples_per_s": found.samples_per_s,
-            "relative": found.relative,
-            "relative_from": found.relative_between[0],
-            "relative_to": found.relative_between[1],
-            "ideal": found.ideal,
-            "efficiency": found.efficiency,
-            **found.parts_s,
+            "samples_per_step": point.samples_per_step,
+            "repeats": point.num_repeats,
+            "step_s": point.step_s,
+            "step_from_s": point.step_between_s[0],
+            "step_to_s": point.step_between_s[1],
+            "samples_per_s": point.samples_per_s,
+            "relative": point.relative,
+            "relative_from": point.relative_between[0],
+            "relative_to": point.relative_between[1],
+            "ideal": point.ideal,
+            "efficiency": point.efficiency,
+            **point.parts_s,
         }
-        if found.slowest is not None:
-            cells |= {"slowest_rank": found.slowest[0], "share_of_slowest": found.slowest[1]}
-        rows.append({**cells, "remarks": remarks(plan, found)})
-    return _whole_parameters(pd.DataFrame(rows))
+        if point.slowest is not None:
+            cells |= {"slowest_rank": point.slowest[0], "share_of_slowest": point.slowest[1]}
+        rows.append({**cells, "remarks": remarks(plan, point)})
+    return _with_integer_parameters(pd.DataFrame(rows))
 
 
-def _whole_parameters(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with whole numbers of parameters, also beside points for which they are not known."""
+def _with_integer_parameters(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with an integer column of parameters, although some points may have no value in it."""
     return table.astype({"parameters": "Int64"}) if "parameters" in table else table
 
 
 def repeats(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Measured]) -> pd.DataFrame:
-    """One row for each repeat of each point."""
+    """Return a table with one row for each repeat of each point; times are in seconds."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for found in measured:
-        point = points[found.point]
-        steps = pd.Series(found.step_s, dtype=float)
+    for repeat in measured:
+        point = points[repeat.point]
+        steps = pd.Series(repeat.step_s, dtype=float)
         rows.append(
             {
                 plan.vary: point.value,
                 RANKS: point.ranks,
-                "repeat": found.repeat,
-                **({"parameters": found.parameters} if found.parameters else {}),
+                "repeat": repeat.repeat,
+                **({"parameters": repeat.parameters} if repeat.parameters else {}),
                 "samples_per_step": point.samples_per_step,
                 "steps": len(steps),
                 "step_s": steps.median(),
                 "least_step_s": steps.min(),
                 "samples_per_s": point.samples_per_step / steps.median(),
-                **found.parts_s,
-                "seconds": found.seconds,
-                "why_failed": found.why_failed,
+                **repeat.parts_s,
+                "seconds": repeat.seconds,
+                "why_failed": repeat.why_failed,
             }
         )
-    columns = [plan.vary, RANKS, "repeat", "samples_per_step", "steps", "step_s"]
-    return _whole_parameters(pd.DataFrame(rows, columns=None if rows else list(dict.fromkeys(columns))))
+    # An empty table has columns, too; the varied setting may be the number of ranks.
+    columns = list(dict.fromkeys([plan.vary, RANKS, "repeat", "samples_per_step", "steps", "step_s"]))
+    return _with_integer_parameters(pd.DataFrame(rows, columns=None if rows else columns))
 
 
 def losses(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Measured]) -> pd.DataFrame:
-    """One row for each step of each repeat that was measured."""
+    """Return a table with one row for each step of each measured repeat: its loss, and the samples and the
+    seconds of training up to it."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for found in measured:
-        point = points[found.point]
-        step_s = pd.Series(found.step_s, dtype=float).median()
+    for repeat in measured:
+        point = points[repeat.point]
+        step_s = pd.Series(repeat.step_s, dtype=float).median()
         rows += [
             {
                 plan.vary: point.value,
                 RANKS: point.ranks,
-                "repeat": found.repeat,
+                "repeat": repeat.repeat,
                 "step": step,
                 "loss": loss,
                 "samples": step * point.samples_per_step,
-                # By the median, because the first steps take longer and are no property of the point.
+                # By the median step, because the first steps of any run take longer.
                 "seconds": step * step_s,
             }
-            for step, loss in found.losses
+            for step, loss in repeat.losses
         ]
     return pd.DataFrame(rows)

@@ -1,5 +1,4 @@
-"""Tries advice of `explain`: a study with and without the change that the advice proposes, compared with its
-promise."""
+"""Tries advice of `explain`: a study without and with the proposed change, compared with the prediction."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from nbgpu.planning.studies import DECIDED, RANKS, StudyConfig
 from nbgpu.run_folder import names
 
 _BETWEEN = {"val_every": "validation", "checkpoint_every": "checkpoints"}
-"""Settings of what happens between steps, and the name of the time that is spent on it. A trial leaves it out
-unless the advice is about it."""
+"""The activities between steps, as `Explanation.spent_s` names them, by the setting that says how often they
+happen. A trial has none of them, except the one that the advice is about."""
 _LEAST_STEPS = 20
 """The fewest steps that a trial measures if the advice is about validations or checkpoints."""
 _CYCLES = 2
@@ -26,13 +25,13 @@ _CYCLES = 2
 
 
 def try_advice(explained: Run | Study, number: int = 1, links: Links | None = None, **settings: Any) -> Study:
-    """Measure what a piece of advice of `explain` brings, by a study with two points, without it and with it.
+    """Measure the effect of a piece of advice of `explain`, by a study with two points: without and with it.
 
-    Returns at once. The study's table says what was promised and what it brought.
+    Returns at once. The study's table compares the measured gain with the predicted one.
 
     Args:
-        explained: the run or the study whose `explain` gave the advice. Of a study it is the advice for the
-            last point that was measured.
+        explained: the run or the study whose `explain` gave the advice. For a study, `explain` is called for
+            the last point that was measured.
         number: the number of the advice, counted from 1.
         links: as for `run.explain`.
         settings: settings of the study, such as `repeats`, `measured_steps` and `studies_dir`.
@@ -64,27 +63,26 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
             f"advice {number} cannot be tried, because a trial has its ranks on the notebook's host, and those of this run "
             f"were on other hosts (launcher={cluster.launcher!r}). Give the next run there {name}={value!r}, and compare"
         )
-    now = getattr(config, name)
-    # The study decides about the first itself, and the trial has no validations or checkpoints unless the
-    # advice is about them: these settings get their defaults.
-    left_out = {*DECIDED, *_BETWEEN} & type(config).model_fields.keys()
-    present = defaults_beside(type(config), config.model_dump())
-    given = config.counting(**{each: present[each] for each in left_out}).beyond_defaults
+    # Take the settings of the run, but reset those that the study decides itself (`DECIDED`), and those of
+    # validations and checkpoints, to their defaults.
+    reset = {*DECIDED, *_BETWEEN} & type(config).model_fields.keys()
+    defaults = defaults_beside(type(config), config.model_dump())
+    given = config.counting(**{other: defaults[other] for other in reset}).beyond_defaults
     if given.get("global_batch_size") is not None:
         # The batch of a rank follows from it.
         given.pop("batch_size", None)
-    train = {each: own for each, own in given.items() if each not in {"recipe", name}}
+    train = {other: given[other] for other in given if other not in {"recipe", name}}
     if name in _BETWEEN:
         settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
         # The measurement ends after a whole cycle.
         settings["measured_steps"] += -settings["measured_steps"] % value
-    # Its cluster ends with it, also where that of the run outlives its notebook.
-    on = {**cluster.model_dump(), "keep": False}
+    # The study's cluster ends with the study, even if that of the run was started with `keep`.
+    cluster_settings = {**cluster.model_dump(), "keep": False}
     return begin(
         config.recipe,
         name,
-        [now, value],
-        {**on, **train, RANKS: num_ranks, **settings},
+        [getattr(config, name), value],
+        {**cluster_settings, **train, RANKS: num_ranks, **settings},
         advice=advice.text,
         promised=_promised(explanation, advice, name),
     )
@@ -105,6 +103,8 @@ def _promised(explanation: Explanation, advice: Advice, changed_setting: str) ->
     """Return the predicted ratio of samples per second with the advice to those without it. The trial's runs
     leave out the validations and checkpoints that the advice is not about, so their time is subtracted from
     both step times."""
-    # `advice.step_s` is for as many samples as a step has now.
-    between_s = sum(explanation.spent_s[what] for each, what in _BETWEEN.items() if each != changed_setting)
+    # Both step times are for the same number of samples.
+    between_s = sum(
+        explanation.spent_s[activity] for name, activity in _BETWEEN.items() if name != changed_setting
+    )
     return (explanation.step_s - between_s) / (advice.step_s - between_s)

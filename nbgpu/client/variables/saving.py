@@ -28,6 +28,7 @@ _MAX_NAMED = 12
 """The most variables that a line names."""
 
 Serve = Callable[[Path, Path], Served]
+"""The method `ClusterState.serve`, called with a folder and the marker file in it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Saved:
     def refused(self) -> list[str]:
         """A line for each variable that could not be saved, with the ranks where it is not all of them."""
         refused = ((line, rank) for rank, saved in enumerate(self.manifest.ranks) for line in saved.refused)
-        return [_on(ranks, self.manifest.world_size, line) for line, ranks in ranks_by(refused).items()]
+        return [
+            _prefix_ranks(ranks, self.manifest.world_size, line) for line, ranks in ranks_by(refused).items()
+        ]
 
     @property
     def size_bytes(self) -> int:
@@ -56,13 +59,13 @@ class Saved:
     def __str__(self) -> str:
         """Return lines that say what was saved where, which variables differ between the ranks, and what was
         refused."""
-        own = [name for name in self.names if not self.manifest.is_equal_everywhere(name)]
+        differing = [name for name in self.names if not self.manifest.is_equal_everywhere(name)]
         lines = [
             f"saved {_counted(self.names)} of {count_of_ranks(self.manifest.world_size)} in {self.folder} "
             f"({in_words(self.size_bytes)}): {_listed(self.names)}"
         ]
-        if own and self.manifest.world_size > 1:
-            lines.append(f"each rank has a value of its own: {_listed(own)}")
+        if differing and self.manifest.world_size > 1:
+            lines.append(f"each rank has a value of its own: {_listed(differing)}")
         if self.refused:
             lines += ["not saved:", *(f"  {line}" for line in self.refused)]
         return "\n".join(lines)
@@ -82,9 +85,9 @@ class Loaded:
     left_out: Sequence[str]
     """A line for each variable that was not loaded, with the reason."""
     untrusted: Mapping[str, str]
-    """The code that a variable needs to run and that was not trusted, by the variable's name."""
+    """For each variable that needs code to run that was not trusted: which code."""
     with_random_state: bool
-    """Whether random numbers go on where they were."""
+    """Whether the states of the random number generators were loaded, too."""
 
     @property
     def needed_code(self) -> list[str]:
@@ -113,12 +116,12 @@ class Loaded:
 
 
 def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
-    """Write variables of all ranks into a folder, side by side, whole or not at all.
+    """Write variables of all ranks into a folder: all ranks at the same time, and all files or none.
 
     Args:
         ranks: all ranks.
-        served: a new folder, or one with variables that were saved earlier, which are replaced, for the hosts
-            that do not see it.
+        served: the folder, served for the hosts that do not see it. It is new, or has variables that were
+            saved earlier, which are replaced.
         names: the variables; all of them if none is named.
 
     Raises:
@@ -130,8 +133,8 @@ def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
     folder = served.folder
     saved_folder.require_saved_or_new(folder)
     is_new = not folder.exists()
-    # The new files are in a folder of their own until `publish` writes the manifest that names it, so the
-    # variables that were saved before stay whole.
+    # The new files go into a subfolder of their own. They count when `publish` writes the manifest that names
+    # the subfolder, so the variables that were saved before stay whole until then.
     data = saved_folder.new_data()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +149,7 @@ def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
             )
         finally:
             served.finish_or_stop()
-        _require_here(served, data, by_rank)
+        _require_arrived(served, data, by_rank)
         manifest = Manifest(data, time.time(), [by_rank[rank] for rank in range(len(ranks))])
         saved_folder.publish(folder, manifest)
     except BaseException as error:
@@ -162,20 +165,20 @@ def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
     return Saved(folder, manifest)
 
 
-def _require_here(served: Served, data: str, by_rank: Mapping[int, RankSaved]) -> None:
-    """Raise DataError if a file of a rank has not come here whole."""
+def _require_arrived(served: Served, data: str, by_rank: Mapping[int, RankSaved]) -> None:
+    """Raise DataError if a file that a rank has written has not arrived here whole from its host."""
     if not served.is_needed:
         return
     for rank, saved in by_rank.items():
-        if what := saved_folder.damage(saved_folder.rank_folder(served.folder, data, rank), saved):
+        if damage := saved_folder.damage(saved_folder.rank_folder(served.folder, data, rank), saved):
             raise DataError(
-                ". ".join([f"{what}: the files of rank {rank} did not come here", *served.problems])
+                ". ".join([f"{damage}: the files of rank {rank} did not come here", *served.problems])
             )
 
 
 def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), trust: bool = False) -> Loaded:
-    """Give the ranks variables that were saved: to each its own or, where their number is another one, those
-    that were equal on all of them.
+    """Give the ranks variables that were saved: each rank its own or, if the number of ranks has changed, all
+    ranks those that were equal everywhere.
 
     Args:
         ranks: all ranks.
@@ -200,24 +203,25 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
     wanted = list(names) or manifest.names()
     left_out: list[str] = []
     if not same_size:
-        own = [name for name in wanted if not manifest.is_equal_everywhere(name)]
-        wanted = [name for name in wanted if name not in own]
+        differing = [name for name in wanted if not manifest.is_equal_everywhere(name)]
+        wanted = [name for name in wanted if name not in differing]
         there_are = "there is" if len(ranks) == 1 else "there are"
         left_out += [
             f"{name}: {count_of_ranks(manifest.world_size)} saved values that differ, and {there_are} {len(ranks)} now"
-            for name in own
+            for name in differing
         ]
     served = serve(folder, folder / saved_folder.MANIFEST)
     _distribute(served, ranks, manifest)
     try:
+        # First all ranks read the variables. Then all assign those that every rank could read.
         staged = answers(ranks, lambda: _stage(ranks, folder, manifest, wanted, trust))
-        ready, untrusted, failed = _agreed(staged)
+        ready, untrusted, failed = _combine_staged(staged)
         with_random_state = same_size and not names
         with uninterrupted():
-            # A Stop must not come between the ranks: either all of them take the variables or none does.
+            # An interrupt between two ranks would leave them with different variables.
             ranks.wait_for(ranks.call(Call.TAKE_STAGED, ready, with_random_state))
     except BaseException:
-        # A rank that is gone has nothing staged, and one that is busy drops it with the next load.
+        # A busy rank drops its staged variables when it is idle again; the replies are not waited for.
         ranks.call(Call.DROP_STAGED, ranks=[rank for rank in range(len(ranks)) if rank not in ranks.gone()])
         raise
     finally:
@@ -233,63 +237,55 @@ def _distribute(served: Served, ranks: Ranks, manifest: Manifest) -> None:
     host_of = {rank: process.host for rank, process in ranks.assignment.processes.items()}
     same_size = manifest.world_size == len(ranks)
     for rank in range(manifest.world_size):
-        # A value that is spread over the ranks is put together of all parts for another number of them.
+        # With another number of ranks a host needs the files of all ranks, because a value that is sharded
+        # over the ranks is assembled from all shards.
         to = [host_of[rank]] if same_size else None
         inside = saved_folder.rank_folder(Path(), manifest.data, rank)
         served.copy_folder(str(inside), to=to)
 
 
-def where_they_are(folder: Path) -> str:
-    """A sentence that names the folder of saved variables and the command that loads them."""
-    return (
-        f"the ranks' variables are in {folder.absolute()}: %nbgpu load {shlex.quote(str(folder.absolute()))}"
-    )
+def describe_folder(folder: Path) -> str:
+    """Return a clause that names the folder of saved variables and the command that loads them."""
+    path = str(folder.absolute())
+    return f"the ranks' variables are in {path}: %nbgpu load {shlex.quote(path)}"
 
 
 def _stage(
     ranks: Ranks, folder: Path, manifest: Manifest, wanted: Sequence[str], trust: bool
 ) -> dict[int, Any]:
     """Have each rank read its variables without assigning them, and return the pending replies by rank. If
-    the number of ranks has changed, every rank reads those of rank 0: only variables that are equal on all
-    ranks are wanted then."""
-    sent: dict[int, Any] = {}
+    the number of ranks has changed, every rank reads those of rank 0, because only variables that are equal
+    on all ranks are wanted then."""
+    replies: dict[int, Any] = {}
     for rank in range(len(ranks)):
         saved_by = rank if manifest.world_size == len(ranks) else 0
         there = [name for name in wanted if name in manifest.ranks[saved_by].fingerprints]
-        sent |= ranks.call(
-            Call.STAGE_VARIABLES,
-            str(folder),
-            manifest.data,
-            saved_by,
-            manifest.ranks,
-            there,
-            trust,
-            ranks=[rank],
-        )
-    return sent
+        arguments = (str(folder), manifest.data, saved_by, manifest.ranks, there, trust)
+        replies |= ranks.call(Call.STAGE_VARIABLES, *arguments, ranks=[rank])
+    return replies
 
 
-def _agreed(
+def _combine_staged(
     staged: Mapping[int, tuple[list[str], dict[str, str], list[str]]],
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Combine what the ranks answered, so that all of them take the same variables.
 
     Args:
-        staged: for each rank the names that are ready, the code that needs `trust` by name, and a line 'NAME:
-            reason' for each that cannot be rebuilt.
+        staged: for each rank (the names that it has read, the code that would have to run for a variable by
+            its name, a line 'NAME: reason' for each variable that cannot be rebuilt).
 
     Returns:
-        (the names that are ready on every rank that saved them, the code by name, a line for each that
-        failed).
+        The same for all ranks; the names are those that every rank could read that has saved them.
     """
     untrusted = {name: code for _, needs_trust, _ in staged.values() for name, code in needs_trust.items()}
     failed = ranks_by((line, rank) for rank, (_, _, lines) in staged.items() for line in lines)
     unready = {*untrusted, *(line.partition(":")[0] for line in failed)}
     ready = sorted({name for names, _, _ in staged.values() for name in names} - unready)
-    return ready, untrusted, [_on(ranks, len(staged), line) for line, ranks in failed.items()]
+    return ready, untrusted, [_prefix_ranks(ranks, len(staged), line) for line, ranks in failed.items()]
 
 
-def _on(ranks: Sequence[int], world_size: int, line: str) -> str:
+def _prefix_ranks(ranks: Sequence[int], world_size: int, line: str) -> str:
+    """Return the line, with the ranks in front if they are not all."""
     return line if len(ranks) == world_size else f"{named_ranks(ranks)}: {line}"
 
 

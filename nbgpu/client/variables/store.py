@@ -22,9 +22,17 @@ class VariableStore:
         self._runs = runs
 
     def pull(self, name: str | Sequence[str], rank: int, ranks: Sequence[int] | Literal["all"] | None) -> Any:
-        """Copy a variable, or several as a dict by name, from one rank; with `ranks` from several ranks, as a
-        dict by rank."""
-        chosen = self._state.checked_ranks([rank] if ranks is None else None if ranks == "all" else ranks)
+        """Copy variables from ranks, as `Cluster.pull` does.
+
+        Args:
+            name: a name, for which the result is the value; or several, for which it is a dict by name.
+            rank: the rank, if `ranks` is None.
+            ranks: several ranks, for which the result is a dict by rank.
+        """
+        if ranks is None:
+            chosen = self._state.checked_ranks([rank])
+        else:
+            chosen = self._state.checked_ranks(None if ranks == "all" else ranks)
         self._runs.refuse_during_run()
         names = [name] if isinstance(name, str) else list(name)
         pulled = transfer.pull(self._state.ranks, chosen, names)
@@ -32,8 +40,8 @@ class VariableStore:
         return by_rank if ranks is not None else by_rank[rank]
 
     def push(self, ranks: Sequence[int] | None, values: Mapping[str, Any]) -> None:
-        """Copy values of the notebook to the ranks. What pushed functions lack on the ranks becomes news,
-        which the next magic or cell prints."""
+        """Copy values of the notebook to the ranks. A warning about names that pushed functions lack on the
+        ranks becomes news, which the next magic or cell prints."""
         chosen = self._state.checked_ranks(ranks)
         self._runs.refuse_during_run()
         self._state.news += transfer.push(self._state.ranks, chosen, values)
@@ -46,11 +54,14 @@ class VariableStore:
 
     def save_before_the_end(self, folder: str | Path, reason: str) -> str:
         """Save all variables because the ranks are about to end, and have the next cell say where they are.
-        An error becomes part of the sentence that is returned, because no cell is there that could raise
-        it."""
+
+        Returns:
+            The sentence that the next cell shows. It includes an error, because no cell is running that could
+            raise the error.
+        """
         try:
             self.save(folder)
-            sentence = f"{reason}: {saving.where_they_are(Path(folder))}"
+            sentence = f"{reason}: {saving.describe_folder(Path(folder))}"
         except NbgpuError as error:
             sentence = (
                 f"{reason}, and the ranks' variables could not be saved in {Path(folder).absolute()}: {error}"
@@ -59,8 +70,8 @@ class VariableStore:
         return sentence
 
     def load(self, folder: str | Path, names: Sequence[str], trust: bool) -> Loaded:
-        """Give the ranks the variables of a folder, and note the folder, so that a rank that is replaced can
-        be told where its variables are."""
+        """Give the ranks the variables of a folder. The folder is noted in the history, because the cells of
+        a replaced rank do not restore these variables."""
         self._runs.make_ready()
         loaded = saving.load(self._state.ranks, Path(folder), self._state.serve, names, trust)
         self._state.history.note_loaded(loaded.folder)

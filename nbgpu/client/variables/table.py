@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from nbgpu.client.engines.calls import reference
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import Variable
-from nbgpu.text.ranks import named_ranges, rank_ranges
+from nbgpu.text.ranks import named_ranges, rank_ranges, ranks_by
+from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -19,28 +20,31 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("name", "rank", "type", "shape", "dtype", "device", "bytes", "content", "ranks differ")
 _MAX_ROWS_OF_A_NAME = 5
-"""The most rows of one name, so that a number which differs on each of 64 ranks does not take 64 rows."""
+"""The most rows of one name: a number that differs on each of 64 ranks does not take 64 rows."""
 _RIGHT_ALIGNED = "bytes"
 
 
 def table(apply: Callable[..., Mapping[int, Sequence[Variable]]], pattern: str) -> VariableTable:
-    """Ask every rank for the variables whose names match; RunError while a training run has the ranks.
+    """Ask every rank for its variables whose names match.
 
     Args:
         apply: the cluster's method `apply`.
         pattern: the pattern of the names, with * and ?.
+
+    Raises:
+        RunError: a training run has the ranks now.
     """
     return VariableTable(apply(reference(Call.DESCRIBE_VARIABLES), pattern))
 
 
 @dataclass(frozen=True)
 class VariableRow:
-    """One variable on the ranks on which it looks the same."""
+    """One variable, on all ranks that show it in the same way."""
 
     ranks: tuple[int, ...]
     variable: Variable
     differs: str
-    """The parts in which the variable differs between ranks, such as 'shape'; empty if it does not differ."""
+    """How the variable differs between ranks, such as 'shape'; empty if it does not."""
 
 
 class VariableTable:
@@ -59,36 +63,32 @@ class VariableTable:
         self.rows = [row for name in sorted(by_name) for row in self._rows_of(by_name[name])]
 
     def frame(self) -> pd.DataFrame:
-        """A frame with one row for each variable and rank."""
-        # pandas is imported here, because that takes a third of a second, which would slow every start of a
-        # cluster.
+        """Return a frame with one row for each variable and rank."""
+        # The import takes a third of a second, so a start of a cluster does without it.
         import pandas as pd
 
-        rows = [
-            (v.name, rank, v.type, v.shape, v.dtype, v.device, v.num_bytes, v.content, row.differs)
-            for row in self.rows
-            for rank in row.ranks
-            for v in [row.variable]
-        ]
+        rows = []
+        for row in self.rows:
+            v = row.variable
+            cells = (v.type, v.shape, v.dtype, v.device, v.num_bytes, v.content, row.differs)
+            rows += [(v.name, rank, *cells) for rank in row.ranks]
         frame = pd.DataFrame(rows, columns=list(_HEADINGS)).astype({"bytes": "Int64"})
         return frame.sort_values(["name", "rank"], ignore_index=True)
 
-    def _rows_of(self, there: Mapping[int, Variable]) -> list[VariableRow]:
-        """Return one row for each group of ranks on which a variable looks the same."""
-        differs = _difference(there, self._ranks)
-        alike: dict[Any, list[int]] = {}
-        for rank, variable in there.items():
-            alike.setdefault(_face(variable), []).append(rank)
-        return [VariableRow(tuple(ranks), there[ranks[0]], differs) for ranks in alike.values()]
+    def _rows_of(self, by_rank: Mapping[int, Variable]) -> list[VariableRow]:
+        """Return the rows of one name: one for each group of ranks that show the variable in the same way."""
+        differs = _difference(by_rank, self._ranks)
+        groups = ranks_by((_compared_columns(variable), rank) for rank, variable in by_rank.items())
+        return [VariableRow(tuple(ranks), by_rank[ranks[0]], differs) for ranks in groups.values()]
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """The table's text, row by row."""
+        """Return the texts of the table's cells, row by row."""
         lines: list[tuple[str, ...]] = []
-        for name, of_name in groupby(self.rows, lambda row: row.variable.name):
-            rows = list(of_name)
+        for name, rows_of_name in groupby(self.rows, lambda row: row.variable.name):
+            rows = list(rows_of_name)
             for row in rows[:_MAX_ROWS_OF_A_NAME]:
                 v = row.variable
-                size = "" if v.num_bytes is None else in_words(v.num_bytes)
+                size = "" if v.num_bytes is None else in_words(v.num_bytes).replace("bytes", "B")
                 ranks = "all" if len(row.ranks) == len(self._ranks) else rank_ranges(row.ranks)
                 device = _device(v.device, row.ranks)
                 mark = f"≠ {row.differs}" if row.differs else ""
@@ -128,47 +128,45 @@ class VariableTable:
         return f"<table><thead><tr>{cells(_HEADINGS, 'th')}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _face(variable: Variable) -> tuple[Any, ...]:
-    """The columns by which variables are compared. The number of a rank's GPU is not a difference."""
-    kind = variable.device.partition(":")[0]
-    return variable.type, variable.shape, variable.dtype, kind, variable.num_bytes, variable.content
+def _compared_columns(variable: Variable) -> tuple[Any, ...]:
+    """Return the columns by which ranks are grouped. The index of a rank's GPU is not a difference."""
+    v = variable
+    return v.type, v.shape, v.dtype, v.device.partition(":")[0], v.num_bytes, v.content
 
 
-def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
-    """Return in which parts a variable differs between the ranks; empty if it does not, or if values were not
-    compared."""
-    without = [rank for rank in ranks if rank not in there]
-    variables = list(there.values())
+def _difference(by_rank: Mapping[int, Variable], ranks: Sequence[int]) -> str:
+    """Return the respects in which a variable differs between the ranks; empty if it does not, or if its
+    values were not compared.
 
-    def differ(values: Sequence[Any]) -> bool:
-        return any(value != values[0] for value in values)
+    Args:
+        by_rank: the variable on each rank that has it.
+        ranks: all ranks.
+    """
+    variables = list(by_rank.values())
 
-    found = ["type"] if differ([v.type for v in variables]) else []
-    found += [what for what in ("shape", "dtype") if differ([getattr(v, what) for v in variables])]
-    if differ([v.device.partition(":")[0] for v in variables]):
-        found.append("device")
-    if not found:
-        compared = all(v.fingerprint for v in variables)
-        if compared and differ([v.fingerprint for v in variables]):
-            found.append("value")
-        elif not compared and differ([(v.content, v.num_bytes) for v in variables]):
-            found.append("size")
-    if without:
-        found.insert(0, f"not on {named_ranges(without)}")
-    return ", ".join(found)
+    def differ(column: Callable[[Variable], Any]) -> bool:
+        return any(column(variable) != column(variables[0]) for variable in variables)
+
+    columns: dict[str, Callable[[Variable], Any]] = {
+        "type": lambda v: v.type,
+        "shape": lambda v: v.shape,
+        "dtype": lambda v: v.dtype,
+        "device": lambda v: v.device.partition(":")[0],
+    }
+    differences = [name for name, column in columns.items() if differ(column)]
+    if not differences:
+        # Values are compared by their fingerprints. A variable without one is compared by its size.
+        has_fingerprints = all(variable.fingerprint for variable in variables)
+        if has_fingerprints and differ(lambda v: v.fingerprint):
+            differences.append("value")
+        elif not has_fingerprints and differ(lambda v: (v.content, v.num_bytes)):
+            differences.append("size")
+    if without := [rank for rank in ranks if rank not in by_rank]:
+        differences.insert(0, f"not on {named_ranges(without)}")
+    return ", ".join(differences)
 
 
 def _device(device: str, ranks: Sequence[int]) -> str:
-    """The device in words. Where several ranks have the variable, each has it on its own GPU."""
+    """Return the device, or 'cuda of each' if several ranks have the variable, each on its own GPU."""
     kind, colon, _ = device.partition(":")
     return f"{kind} of each" if colon and len(ranks) > 1 else device
-
-
-def in_words(num_bytes: int) -> str:
-    """A size in words: '512 B', '1.5 MiB'."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

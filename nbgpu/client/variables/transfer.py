@@ -2,8 +2,8 @@
 
 Functions and classes that were defined in the notebook are sent as source, which a rank runs as if it were in
 a distributed cell. So a function finds its globals among the rank's own variables, `super()` and decorators
-work, and tracebacks show its lines. Pickling by value would bring copies of the notebook's globals along,
-which would then be neither the notebook's nor the rank's.
+work, and tracebacks show its lines. A function that is pickled by value would instead keep copies of the
+notebook's globals.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.errors import CellInterrupted, TransferError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
+from nbgpu.protocol.records import Definition
 from nbgpu.serialization import shared_memory, sources
 from nbgpu.serialization.parcels import Packing, from_bytes, from_descriptor, unpack
 from nbgpu.text.ranks import named_ranges, ranks_by
@@ -40,8 +41,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
         TransferError: a value cannot be rebuilt here.
     """
     with ExitStack() as open_:
-        # The memory belongs to this process, so that a rank keeps none of it, whatever happens to either of
-        # them.
+        # This process owns the shared memory, so it is freed even if a rank dies.
         descriptors = {rank: open_.enter_context(shared_memory.created()) for rank in chosen}
 
         def send() -> dict[int, Reply]:
@@ -64,11 +64,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
         }
 
 
-def push(
-    ranks: Ranks,
-    chosen: Sequence[int],
-    values: Mapping[str, Any],
-) -> list[str]:
+def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> list[str]:
     """Send functions, classes and data of the notebook to ranks, in an order in which the definitions work.
 
     Args:
@@ -89,18 +85,22 @@ def push(
     if not code:
         _push_data(ranks, chosen, data)
         return []
+    # Find the source of each function and class. A closure's source cannot run by itself, so its code is sent
+    # with the values that it closes over.
     shell = ipython_shell.current()
-    found = {name: sources.find(name, value, shell) for name, value in code.items()}
-    known = {name: definition for name, definition in found.items() if definition is not None}
-    # A closure has no source that could be run by itself. Its code is sent with the values that it closes
-    # over.
-    closures = {name: value for name, value in code.items() if name not in known}
+    definitions: list[Definition] = []
+    closures: dict[str, Any] = {}
+    for name, value in code.items():
+        if (definition := sources.find(name, value, shell)) is not None:
+            definitions.append(definition)
+        else:
+            closures[name] = value
+    # Check everything before anything is sent.
     problems = [
         f"{name}: its source is not known. Define it in a cell, at the left margin"
         for name, value in closures.items()
         if not isinstance(value, FunctionType)
     ]
-    definitions = list(known.values())
     missing = _ask(ranks, chosen, Call.CHECK_DEFINITIONS, definitions)
     problems += [
         f"{user} cannot be defined without `{name}`, which {who}: {_remedy(name)}"
@@ -109,8 +109,9 @@ def push(
     ]
     if problems:
         raise TransferError("\n".join(problems))
-    Packing(data)  # raises an error for values that cannot travel, before anything is sent
-    # The default of a parameter may need data, and data may be instances of a class.
+    Packing(data)  # raises an error for values that cannot be sent
+    # Send data that definitions need, such as the default of a parameter, then the definitions, and then the
+    # other data, which may be instances of the classes.
     first = {name for pairs in missing.values() for _, name in pairs}
     if first:
         _push_data(ranks, chosen, {name: value for name, value in data.items() if name in first})
@@ -133,25 +134,26 @@ def push(
 def _push_data(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None:
     """Give the chosen ranks variables of these names, with copies of the values.
 
-    The values are written once, and each rank copies a page of the memory when it first changes it.
+    Ranks on this host read the values from shared memory, of which each copies a page when it first changes
+    it. Ranks on other hosts get them as bytes in the message, and so do all ranks if the values are small.
 
     Raises:
-        TransferError: some values cannot travel; nothing was sent.
+        TransferError: some values cannot be sent; nothing was sent.
         RankError: a rank cannot rebuild a value.
     """
     packing = Packing(values)
-    left = chosen
+    remaining = chosen
     if not packing.is_small:
         with shared_memory.created() as descriptor:
             packing.write(descriptor)
             address = shared_memory.address(descriptor)
-            came = answers(
+            could_read = answers(
                 ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, address, ranks=chosen)
             )
-            left = [rank for rank, has_come in came.items() if not has_come]
-    if left:
-        carried = memoryview(packing.to_bytes())
-        answers(ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
+            remaining = [rank for rank, has_values in could_read.items() if not has_values]
+    if remaining:
+        data = memoryview(packing.to_bytes())
+        answers(ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, data, ranks=remaining))
 
 
 def _ask(ranks: Ranks, chosen: Sequence[int], what: Call, *arguments: Any) -> dict[int, Any]:
@@ -159,18 +161,22 @@ def _ask(ranks: Ranks, chosen: Sequence[int], what: Call, *arguments: Any) -> di
 
 
 def _ranks_without_name(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:
-    """The ranks that do not have a name, in words, by (the definition that uses it, name)."""
-    lacking = ranks_by((pair, rank) for rank, pairs in by_rank.items() for pair in pairs)
+    """Return the beginning of a clause, such as 'rank 1 does not have', for each (definition, missing name).
+
+    Args:
+        by_rank: the pairs (definition, name that it uses and that is missing) of each rank.
+    """
+    ranks_by_pair = ranks_by((pair, rank) for rank, pairs in by_rank.items() for pair in pairs)
     return {
         pair: "the ranks do not have"
         if len(without) == len(by_rank)
         else f"{named_ranges(without)} {'does' if len(without) == 1 else 'do'} not have"
-        for pair, without in lacking.items()
+        for pair, without in ranks_by_pair.items()
     }
 
 
 def _remedy(name: str) -> str:
-    """Return the magic that brings a name of the notebook to the ranks, by whether the name was imported."""
+    """Return what gives the ranks a name: a magic, or its definition if the notebook does not have it."""
     variables = vars(sys.modules["__main__"])
     if name not in variables:
         return f"define {name} first"
@@ -191,8 +197,8 @@ def is_local(value: Any) -> bool:
 def answers(ranks: Ranks, send: Callable[[], Mapping[int, Reply]]) -> dict[int, Any]:
     """Send a call to ranks with `send`, and return their answers by rank.
 
-    A Stop during the sending is raised once all ranks have the call: otherwise the ranks that have it would
-    go on with nobody to interrupt them.
+    An interrupt during the sending is held back until all ranks have the call, so that all of them can be
+    interrupted.
     """
     sent = send()
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +56,44 @@ def test_a_cell_says_that_output_is_missing(
     said = capsys.readouterr()
     assert "0" in said.out
     assert "the last output of rank 3 is missing" in said.err
+
+
+def _print_lines(arrivals: Arrivals, num_lines: int) -> None:
+    for line in range(num_lines):
+        content = {"name": "stdout", "text": f"line {line}\n"}
+        arrivals.add(0, {"header": {"msg_type": "stream"}, "content": content})
+
+
+def test_a_cell_whose_output_no_file_can_take_shows_its_first_and_its_last_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nbgpu_runs").touch()
+    arrivals = Arrivals()
+    _print_lines(arrivals, 30)
+    outputs.CellOutput(arrivals, [0], max_lines=10).close()
+    shown = capsys.readouterr()
+    assert "line 9\n" in shown.out
+    assert "line 10\n" not in shown.out
+    assert "line 29\n" in shown.out
+    assert "The rest is lost: " in shown.err
+    assert "cannot be written (Not a directory)" in shown.err
+
+
+def test_a_disk_that_is_full_ends_no_cell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arrivals = Arrivals()
+    _print_lines(arrivals, 30)
+    output = outputs.CellOutput(arrivals, [0], max_lines=10)
+    output.show_new()
+    assert output._transcript is not None
+    with Path("/dev/full").open("w") as full:
+        os.dup2(full.fileno(), output._transcript._files[0].fileno())
+    _print_lines(arrivals, 30)
+    output.finish(without=[0])
+    shown = capsys.readouterr()
+    assert "lines are missing in the files: " in shown.err
+    assert "(No space left on device)" in shown.err
+    assert "the last of 60 lines:" in shown.err

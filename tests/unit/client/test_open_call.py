@@ -27,7 +27,7 @@ def test_the_innermost_open_call_is_found(
 ) -> None:
     call = open_call(text)
     assert call is not None
-    assert (call.callee, call.arguments, call.typed, call.in_text) == (callee, arguments, typed, False)
+    assert (call.callee, call.arguments, call.typed, call.in_string) == (callee, arguments, typed, False)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_where_no_call_is_open_there_is_none(text: str) -> None:
 def test_a_string_that_is_being_typed_is_told_apart(text: str, keyword: str, begun: str) -> None:
     call = open_call(text)
     assert call is not None
-    assert (call.in_text, call.keyword, call.begun_text) == (True, keyword, begun)
+    assert (call.in_string, call.keyword, call.begun_string) == (True, keyword, begun)
 
 
 def test_what_stands_before_the_cursor_is_read() -> None:
     call = open_call('train("survival", lr=1e-3, amp == 3, steps=5, ')
     assert call is not None
-    assert call.first_text == "survival"
+    assert call.first_string == "survival"
     assert call.keywords == {"lr", "steps"}
     assert call.keyword == ""
