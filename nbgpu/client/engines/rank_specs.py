@@ -1,4 +1,4 @@
-"""Makes the `RankSpec` of each rank (engine/process/rank_spec.py): its place in the group, its device, etc."""
+"""Makes the `RankSpec` of each rank (engine/process/rank_spec.py): its place in the group and its device."""
 
 from __future__ import annotations
 
