@@ -1,4 +1,4 @@
-"""A rank's reply, for code that waits for ranks and does not care how they are reached."""
+"""The interface of a rank's pending reply, by whatever way the reply arrives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Reply(Protocol):
         ...
 
     def wait(self, timeout_s: float, /) -> bool:
-        """Wait for the reply, at most this long; return whether it is here."""
+        """Wait for the reply, at most this many seconds; return whether it is here."""
         ...
 
     def result(self) -> Any:
