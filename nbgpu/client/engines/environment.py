@@ -26,7 +26,7 @@ def engine_variables(config: ClusterConfig, ranks_devices: Sequence[Device]) -> 
         **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
         # The backend nccl2, torch's default since 2.15, ends the process after an abort or a timeout
         # (https://github.com/pytorch/pytorch/pull/192105), unless its groups are formed again in place.
-        # nbgpu has not been tested with it on GPUs.
+        # Neither has been tried on a GPU.
         _USE_NCCL2: os.environ.get(_USE_NCCL2, "0"),
         **_allocator_settings(config.allocator),
     }
