@@ -178,7 +178,7 @@ class StepLauncher(SlurmHosts):
                 f"the notebook in another job, or launcher_options={{{NEW_JOB!r}: True}} submits one"
             )
         has = self._slurm.allocation(self._job_number)
-        chosen = has.of(self._config.num_hosts)
+        chosen = has.first_nodes(self._config.num_hosts)
         num_nodes = len(has.gpus_by_node)
         if num_nodes < self._config.num_hosts or any(
             _wants_more_gpus(self._config, number) for number in chosen.gpus_by_node.values()
