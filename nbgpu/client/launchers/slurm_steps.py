@@ -150,7 +150,7 @@ def _wants_more_gpus(config: ClusterConfig, num_gpus: int) -> bool:
 
 
 class StepLauncher(SlurmHosts):
-    """Starts hosts in steps of the notebook's job. At the end of the cluster the steps end, and the job stays.
+    """Starts hosts in steps of the notebook's job. At the cluster's end the steps end, and the job stays.
 
     Args:
         config: the settings of the cluster.
@@ -165,8 +165,8 @@ class StepLauncher(SlurmHosts):
         self._allocation = Allocation({})
         """The nodes of the job that become hosts."""
         self._shell: subprocess.Popen[bytes] | None = None
-        """Runs the script that starts the steps, and ends with the last of them. None before the start, and if
-        another process has started the steps."""
+        """Runs the script that starts the steps, and ends with the last of them. None before the start, and
+        if another process has started the steps."""
 
     @property
     def _job_number(self) -> str:
