@@ -23,7 +23,7 @@ def table(width: int | None = None) -> str:
     """Return a table of this user's clusters on this host, and below it the Slurm jobs with their ranks.
 
     Args:
-        width: the width of the terminal; a wider table is turned, with a column for each cluster.
+        width: the width of the terminal; in a wider table each cluster becomes a block of lines.
     """
     clusters = registry.entries()
     notes = [
