@@ -115,10 +115,6 @@ class HostDevices:
         """For each GPU that is not free, by its UUID, the sentence that says who uses it."""
         return {card.uuid: card.why for card in self.cards if card.uuid and card.why}
 
-    def free_gpus(self) -> list[str]:
-        """The UUIDs of the GPUs that are free."""
-        return [card.uuid for card in self.cards if card.uuid and card.state == "free"]
-
 
 class DeviceCards:
     """Reads the devices of this host repeatedly, and makes their cards."""

@@ -287,13 +287,13 @@ def _all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
     Raises:
         ClusterError: a process failed or did not answer; the message has the last line of its error output.
     """
-    gpus = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
     with tempfile.TemporaryDirectory(prefix="nbgpu-trial-") as folder:
         world_size = str(len(chosen))
         commands = [
             ["reduce", folder, str(rank), world_size, backend, devices.torch_name(device, chosen)]
             for rank, device in enumerate(chosen)
         ]
+        gpus = devices.visible_gpus(chosen)
         return _probe(commands, {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"})
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import TypeVar
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import AnyEntry, Entry
@@ -17,6 +18,8 @@ from nbgpu.machine import devices
 from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import Device
+
+Result = TypeVar("Result")
 
 _LOOK_PERIOD_S = 2.0
 """The time between two looks at the GPUs while the cluster waits for free ones."""
@@ -110,15 +113,8 @@ class Taking:
     def wait(self) -> tuple[Device, ...]:
         """Wait until as many GPUs are free as the settings ask for, and return a device for every rank,
         without claiming them."""
-        try:
-            while True:
-                try:
-                    return _chosen(self._chooser, self._config, registry.entries())
-                except NoFreeGpuError as error:
-                    self._show(str(error))
-                self._pause()
-        finally:
-            self._chooser.close()
+        with closing(self._chooser):
+            return self._retry(lambda: _chosen(self._chooser, self._config, registry.entries()), waits=True)
 
     def claim(self, entry: Entry, keep: Callable[[Entry, Reservations], None]) -> None:
         """Claim GPUs in the registry, after a wait for free ones if the settings say so.
@@ -135,24 +131,35 @@ class Taking:
             NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
             ClusterError: a cluster has one of the GPUs, this user may have no more, or the wait was stopped.
         """
-        try:
-            while True:
-                try:
-                    with uninterrupted():
-                        keep(registry.claim(entry, self._reserved), self._reservations)
-                    break
-                except NoFreeGpuError as error:
-                    if not self._config.wait:
-                        raise
-                    self._show(str(error))
-                self._pause()
-            if self._last_shown:
-                self._tell(f"the GPUs are free, after {time.monotonic() - self._began_mono_s:.0f} s")
-        except BaseException:
-            self._reservations.close()
-            raise
-        finally:
-            self._chooser.close()
+
+        def claim() -> None:
+            with uninterrupted():
+                keep(registry.claim(entry, self._reserved), self._reservations)
+
+        with closing(self._chooser):
+            try:
+                self._retry(claim, waits=self._config.wait)
+                if self._last_shown:
+                    self._tell(f"the GPUs are free, after {time.monotonic() - self._began_mono_s:.0f} s")
+            except BaseException:
+                self._reservations.close()
+                raise
+
+    def _retry(self, choose: Callable[[], Result], waits: bool) -> Result:
+        """Call a function that chooses GPUs, again and again until enough are free.
+
+        Args:
+            choose: the function, which raises NoFreeGpuError if too few are free.
+            waits: whether to wait then; otherwise its error is raised.
+        """
+        while True:
+            try:
+                return choose()
+            except NoFreeGpuError as error:
+                if not waits:
+                    raise
+                self._show(str(error))
+            self._pause()
 
     def _reserved(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
         """Choose the devices for the cluster, and reserve their GPUs against other users. GPUs that the
