@@ -194,7 +194,10 @@ class Client(ipp.Client):  # type: ignore[misc]
             (remains.group_ended, self.without_group),
             (remains.is_cut_off, self.cut_off),
         ):
-            (engines.add if applies else engines.discard)(engine)
+            if applies:
+                engines.add(engine)
+            else:
+                engines.discard(engine)
         for name in remains.signals:
             self.taken_signals.setdefault(name, set()).add(engine)
 
