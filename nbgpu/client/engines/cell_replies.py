@@ -111,7 +111,7 @@ class Arrivals:
         with self._news:
             self._ended.add(rank)
             self._news.notify_all()
-        self._answers[rank].forget_if_over()
+        self._answers[rank].forget_if_complete()
 
 
 class Answer:
@@ -211,7 +211,7 @@ class Answer:
             self._outcome, self._is_here = outcome, True
             self._news.notify_all()
         self._notify_all()
-        self.forget_if_over()
+        self.forget_if_complete()
 
     def _notify_all(self) -> None:
         """Call each callback once, even if two threads do this at the same time."""
@@ -222,7 +222,7 @@ class Answer:
                 return  # the other thread has taken the last one
             tell(self)
 
-    def forget_if_over(self) -> None:
+    def forget_if_complete(self) -> None:
         """Let ipyparallel forget the request if the answer and all output is here."""
         if self._is_here and self._arrivals.has_ended(self._rank):
             self._forget()

@@ -217,7 +217,7 @@ class HostPool:
         for host in self.members:
             host.has_ranks = host.name in names
 
-    def place_of(self, host: str) -> Place:
+    def place(self, host: str) -> Place:
         """Return the properties of a host, by its name."""
         for other in self.members:
             if other.name == host:
@@ -245,13 +245,13 @@ class HostPool:
             for host in self.rank_hosts:
                 host.prepare_to_train(recipes)
 
-    def host_of(self, process: EngineProcess) -> Host:
+    def process_host(self, process: EngineProcess) -> Host:
         """The host on which an engine runs."""
         return self.hosts[process.host]
 
     def how_ended(self, process: EngineProcess) -> str | None:
         """Return how an engine ended, such as 'is gone, with exit code 1', or None while it lives."""
-        ending = self.host_of(process).how_ended(process.pid)
+        ending = self.process_host(process).how_ended(process.pid)
         if ending is None:
             return None
         code = ending.code

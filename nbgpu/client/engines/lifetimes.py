@@ -49,7 +49,7 @@ class Lifetimes:
         if process not in self._probes:
             for replaced in set(self._probes) - set(self._assignment.processes.values()):
                 self._probes.pop(replaced).close()
-            self._probes[process] = self._pool.host_of(process).glance(process.pid)
+            self._probes[process] = self._pool.process_host(process).glance(process.pid)
         return self._probes[process]
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Lifetimes:
         Raises:
             ClusterError: the process does not end.
         """
-        if not self._pool.host_of(process).is_ending(process.pid):
+        if not self._pool.process_host(process).is_ending(process.pid):
             self._why_ended[process] = why or "was ended, to be replaced"
         self._kill([process])
         self._wait_for_end(process, f"{name} (pid {process.pid})")
@@ -177,7 +177,7 @@ class Lifetimes:
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._pool.client.ids]:
             for process in (self._assignment.spares[engine] for engine in missing):
-                host = self._pool.host_of(process)
+                host = self._pool.process_host(process)
                 if how := self._pool.how_ended(process):
                     raise ClusterError(f"a new engine (pid {process.pid}) {how}. {host.log_tail()}")
                 if time.monotonic() > give_up_s:

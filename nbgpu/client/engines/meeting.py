@@ -129,7 +129,7 @@ class _Generation:
             if not waiting:
                 self._waiting_for.pop(key, None)
 
-    def woken_by(self, key: bytes) -> list[_Waiting]:
+    def take_complete(self, key: bytes) -> list[_Waiting]:
         """Remove and return the requests whose last missing key is this one, which was just stored."""
         woken = []
         for request in self._waiting_for.pop(key, {}):
@@ -269,7 +269,7 @@ class Meeting:
 
     def _wake(self, generation: _Generation, key: bytes) -> None:
         """Answer the requests for which a key was the last missing one, now that it is stored."""
-        for request in generation.woken_by(key):
+        for request in generation.take_complete(key):
             answer = self._answer_or_wait(generation, request)
             if answer is not None and not self._send(request.client, answer) and request.kind is Ask.POP:
                 # The client has disconnected: the value belongs to whoever pops next.

@@ -37,7 +37,7 @@ def rank_specs(
     meeting = MeetingPlace.read(pool.processes.meeting_file)
     specs = []
     for rank, device in enumerate(chosen[:world_size]):
-        place = pool.place_of(hosts[rank])
+        place = pool.place(hosts[rank])
         # A process sees only the devices of its own host.
         ranks_here = [other for other in range(world_size) if hosts[other] == hosts[rank]]
         devices_here = [chosen[other] for other in range(len(chosen)) if hosts[other] == hosts[rank]]

@@ -271,7 +271,7 @@ class Ranks:
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is exiting or has ended."""
         process = self.assignment.processes[rank]
-        return self._pool.host_of(process).is_ending(process.pid)
+        return self._pool.process_host(process).is_ending(process.pid)
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return the ranks that are alive but kept from running, as by SIGSTOP or a debugger; each with the
@@ -283,7 +283,7 @@ class Ranks:
         processes = self.assignment.processes
         chosen = processes if ranks is None else ranks
         reasons = {
-            rank: self._pool.host_of(processes[rank]).standstill(processes[rank].pid) for rank in chosen
+            rank: self._pool.process_host(processes[rank]).standstill(processes[rank].pid) for rank in chosen
         }
         return {rank: reason for rank, reason in reasons.items() if reason}
 
@@ -307,7 +307,7 @@ class Ranks:
     def resident_bytes(self, rank: int) -> int | None:
         """Return the memory that a rank's process has in RAM, or None if the process is gone."""
         process = self.assignment.processes[rank]
-        return self._pool.host_of(process).resident_bytes(process.pid)
+        return self._pool.process_host(process).resident_bytes(process.pid)
 
     def core_uses(self, ranks: Iterable[int]) -> dict[int, CoreUse]:
         """Return how long the process of each rank has used and waited for CPU cores so far, in seconds; a

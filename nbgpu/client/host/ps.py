@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import ClusterRecord, Entry
-from nbgpu.client.launchers.launcher import Launcher, restored_launcher
+from nbgpu.client.launchers.launcher import restored_launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
@@ -103,7 +103,7 @@ def _end(entry: ClusterRecord) -> str:
     Slurm().cancel(entry.job)
     if isinstance(entry, Entry):
         # This removes the join file, which a host that was killed has left behind.
-        _launcher_of(entry).end()
+        _end_launcher(entry)
     # The steps are in the notebook's own job, which goes on.
     kind = "step" if "." in entry.job else "job"
     return f"ended cluster {entry.describe()}: {kind} {entry.job}, process(es) {named}"
@@ -111,16 +111,16 @@ def _end(entry: ClusterRecord) -> str:
 
 def _end_hosts(entry: Entry) -> str:
     """End the hosts of a cluster without a Slurm job, and return their names and the number of ranks."""
-    _launcher_of(entry).end()
+    _end_launcher(entry)
     named = ", ".join(host.name for host in entry.hosts)
     # Hosts that no launcher has started end by themselves when they do not hear the controller any more.
     delay = "" if entry.launched else ", each within some seconds"
     return f"{len(entry.assignment.engines)} rank(s) on host(s) {named}{delay}"
 
 
-def _launcher_of(entry: Entry) -> Launcher:
-    """Return a launcher that can end the hosts of a cluster, in place of the one that has started them."""
-    return restored_launcher(entry.config, entry.job, entry.launched)
+def _end_launcher(entry: Entry) -> None:
+    """End the hosts of a cluster that still run, with a launcher like the one that has started them."""
+    restored_launcher(entry.config, entry.job, entry.launched).end()
 
 
 def _job(number: str) -> str:

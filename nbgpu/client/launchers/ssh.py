@@ -205,7 +205,7 @@ class SshHosts:
         """
         return not self._shell(process.host, f"kill -0 {process.pid} 2>/dev/null").returncode
 
-    def runs_in(self, process: RemoteProcess) -> bool:
+    def still_runs(self, process: RemoteProcess) -> bool:
         """Whether a program that has its folder in its command line still runs. Unlike `alive`, this holds
         after a reboot of the host, when another program may have the same pid.
 

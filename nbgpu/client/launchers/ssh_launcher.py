@@ -108,7 +108,7 @@ class SshLauncher(Launcher):
         for index, process in enumerate(list(self._started)):
             try:
                 with SshHosts([process.host], self._settings) as host:
-                    if host.runs_in(process):
+                    if host.still_runs(process):
                         continue
                     (started,) = host.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
                     if self._has_ended:

@@ -169,7 +169,7 @@ class Served:
             ClusterError: a host is lost, or cannot write.
         """
         if any(to is None or source.host.name in to for source in self._sources):
-            for piece in _pieces_of(self.folder / name, name):
+            for piece in _split_file(self.folder / name, name):
                 self._on_all(Call.PUT_IN_COPY, str(self.folder), [piece], to=to)
 
     def copy_folder(self, inside: str, last: str = "", to: Container[str] | None = None) -> None:
@@ -481,7 +481,7 @@ class Served:
             self._relay_to = None
 
 
-def _pieces_of(path: Path, name: str) -> Iterator[Piece]:
+def _split_file(path: Path, name: str) -> Iterator[Piece]:
     """Split a file into pieces, up to its present size."""
     left_bytes, offset_bytes = path.stat().st_size, 0
     with path.open("rb") as file:
