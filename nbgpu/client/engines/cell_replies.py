@@ -228,6 +228,7 @@ class Answer:
             self._forget()
 
     def _receive(self, message: Message) -> None:
+        """Receive a message that the rank has published while it runs the cell."""
         # ipyparallel gathers the text here as well, which would grow for as long as the rank prints.
         self.metadata["stdout"] = self.metadata["stderr"] = ""
         self.metadata["outputs"].clear()

@@ -111,6 +111,7 @@ class CellSocket:
                 self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
+        """Close the socket on the thread of its loop."""
         if self._socket.closed:
             return
         if not self._loop.is_closed():

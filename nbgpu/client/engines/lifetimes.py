@@ -106,6 +106,7 @@ class Lifetimes:
             self._pool.hosts[host].send_signal(pids, signal.SIGKILL)
 
     def _wait_for_end(self, process: EngineProcess, name: str) -> None:
+        """Wait until a process has ended after SIGKILL. Raise ClusterError if it hangs in the kernel."""
         give_up_s = time.monotonic() + _DEATH_PATIENCE_S
         while self._pool.how_ended(process) is None:
             if time.monotonic() > give_up_s:

@@ -308,12 +308,14 @@ def _size_bytes(key: bytes, value: bytes) -> int:
 
 
 def _checked_key(key: bytes) -> bytes:
+    """Return the key. Raise _RefusedError if it is too long."""
     if len(key) > MAX_KEY_BYTES:
         raise _RefusedError(f"a key of {len(key)} bytes is longer than {MAX_KEY_BYTES}")
     return key
 
 
 def _as_number(value: bytes) -> int:
+    """Decode a stored number. Raise _RefusedError for any other value."""
     try:
         return int(value)
     except ValueError:
@@ -365,6 +367,7 @@ class Server:
         threading.Thread(target=self._serve, name="nbgpu-meeting", daemon=True).start()
 
     def _send(self, client: bytes, answer: Answer) -> bool:
+        """Send an answer, and return whether the client still takes it."""
         try:
             self._socket.send_multipart([client, b"", *answer], zmq.DONTWAIT)
         except zmq.ZMQError:

@@ -144,6 +144,7 @@ def _release() -> _Preloading | None:
 
 
 def _end(launched: launch.Launched) -> None:
+    """End preloaded processes. A failure is only logged, because nobody has asked for them."""
     try:
         launched.end()
     except NbgpuError as error:

@@ -114,6 +114,7 @@ class Ranks:
         return self._views[engine]
 
     def _engine(self, rank: int) -> int:
+        """Return the number of a rank's engine. Raise ClusterError if the engine is not registered."""
         engine = self.assignment.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(

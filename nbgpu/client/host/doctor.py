@@ -347,6 +347,7 @@ def _probe(commands: Sequence[Sequence[str]], environment: dict[str, str]) -> li
 
 
 def _last_line(file: IO[str]) -> str:
+    """The last line of a file that is not blank."""
     file.seek(0)
     lines = [line for line in file if line.strip()]
     return lines[-1].strip() if lines else ""

@@ -81,6 +81,7 @@ class SlurmLauncher(SlurmHosts):
         return cls(config)
 
     def _script(self) -> str:
+        """The batch script of this cluster's job."""
         removal = "--remove-folder-unless-signalled" if self._may_be_requeued else "--remove-folder"
         return batch_script(self._request, self._host_command(removal))
 
@@ -145,6 +146,7 @@ class SlurmLauncher(SlurmHosts):
         return f"{state[0].upper()}{state[1:]}. %nbgpu restart submits another job"
 
     def _is_ending(self) -> bool:
+        """Whether the job is ending at this moment."""
         try:
             return self._quick_slurm.state(self.job).state == "COMPLETING"
         except ClusterError:

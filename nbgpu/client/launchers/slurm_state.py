@@ -100,6 +100,7 @@ class JobState:
         return f"job {self.job} {self._end()}"
 
     def _waiting(self, now: datetime) -> str:
+        """'job 7 waits: REASON; expected to start at 14:30, in 2 h'."""
         if self.state == "CONFIGURING":
             return f"job {self.job} waits until {', '.join(self.nodes) or 'its nodes'} are ready"
         reason = f" ({self.reason})" if self.reason else ""
@@ -114,6 +115,7 @@ class JobState:
         return f"job {self.job} waits{again}{reason}{start}"
 
     def _running(self) -> str:
+        """'job 7 runs on n1, n2; 3 h left'."""
         where = f" on {', '.join(self.nodes)}" if self.nodes else ""
         verbs = {"SUSPENDED": "is suspended", "STOPPED": "is stopped", "COMPLETING": "is ending"}
         left = "" if self.time_left_s is None else f"; {duration(self.time_left_s)} left"
@@ -121,6 +123,7 @@ class JobState:
         return f"job {self.job} {verbs.get(self.state, 'runs')}{where}{left}{again}"
 
     def _end(self) -> str:
+        """Say how the job has ended, as 'was cancelled'."""
         if self.state in _ENDS:
             return _ENDS[self.state]
         match self.state:

@@ -236,6 +236,7 @@ class StepLauncher(SlurmHosts):
             self.tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
 
     def _script(self) -> str:
+        """The shell script that starts the steps of this cluster."""
         request = StepRequest(
             self._job_number,
             self._folder.name,

@@ -54,6 +54,7 @@ class SshLauncher(Launcher):
 
     @property
     def _hosts(self) -> SshHosts:
+        """The connections to all hosts, made at the first use."""
         if self._connections is None:
             self._connections = SshHosts(self._config.host_names, self._settings)
         return self._connections
