@@ -23,7 +23,7 @@ def main(request: dict[str, Any]) -> None:
 
     Args:
         request: 'packages' whose versions are reported; 'versions' with which 'command' may be started; and
-            'connection' and 'working_folder' for that command.
+            'connection', the text of its file.
     """
     installed = versions(request["packages"])
     caller = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
@@ -32,7 +32,7 @@ def main(request: dict[str, Any]) -> None:
         folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
         try:
             write(folder / "connection.json", request["connection"])
-            answer["pid"] = start(request["command"], folder, request["working_folder"])
+            answer["pid"] = start(request["command"], folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -59,13 +59,12 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def start(command: list[str], folder: Path, working_folder: str) -> int:
+def start(command: list[str], folder: Path) -> int:
     """Start a program in a new session, so that it outlives the connection, and return its pid.
 
     Args:
         command: its arguments; '{folder}' and '{python}' stand for the folder and this interpreter.
         folder: the program's private folder, in which its output is written to `host.log`.
-        working_folder: the folder to run in; if it does not exist here, the home folder is used.
     """
     arguments = [
         part.replace("{folder}", str(folder)).replace("{python}", sys.executable) for part in command
@@ -77,7 +76,8 @@ def start(command: list[str], folder: Path, working_folder: str) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=working_folder if working_folder and Path(working_folder).is_dir() else Path.home(),
+            # The host program itself changes to the notebook's folder, which the join file names.
+            cwd=Path.home(),
             start_new_session=True,
         )
     process.returncode = 0  # otherwise Popen warns that the process still runs

@@ -53,7 +53,6 @@ _EMPTY_REQUEST: Mapping[str, Any] = {
     "versions": {},
     "command": [],
     "connection": "",
-    "working_folder": "",
 }
 """A request that starts nothing."""
 _SETUP_FAILED = 125
@@ -136,14 +135,13 @@ class SshHosts:
             raise ClusterError("\n".join(problems))
         return [answer["caller"] for answer in answers.values()]
 
-    def start(self, command: Sequence[str], connection: str, working_folder: str = "") -> list[RemoteProcess]:
-        """Start a program on every host.
+    def start(self, command: Sequence[str], connection: str) -> list[RemoteProcess]:
+        """Start a program on every host, in the home folder.
 
         Args:
             command: its arguments. '{python}' stands for the interpreter there, and '{folder}' for a new
                 private folder.
             connection: the text of the file `connection.json` in that folder.
-            working_folder: where the program runs; the home folder on a host that does not have this folder.
 
         Returns:
             One process for each host, in their order.
@@ -158,7 +156,6 @@ class SshHosts:
                 "versions": versions.here(),
                 "command": list(command),
                 "connection": connection,
-                "working_folder": working_folder,
             }
         )
         started = [RemoteProcess(host, answer["pid"], answer["folder"]) for host, answer in answers.items()]

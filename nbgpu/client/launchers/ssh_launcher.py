@@ -78,7 +78,7 @@ class SshLauncher(Launcher):
         """Start the host program on all hosts at the same time."""
         self._has_ended = False
         with uninterrupted():
-            self._started = self._hosts.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
+            self._started = self._hosts.start(_PROGRAM, join_file.read_text())
         self._checked_mono_s = time.monotonic()
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class SshLauncher(Launcher):
                 with SshHosts([process.host], self._settings) as host:
                     if host.still_runs(process):
                         continue
-                    (started,) = host.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
+                    (started,) = host.start(_PROGRAM, join_file.read_text())
                     if self._has_ended:
                         host.end([started])
                         return ""
