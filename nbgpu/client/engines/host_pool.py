@@ -40,7 +40,7 @@ _SHUTDOWN_GRACE_S = 3.0
 _POLL_PERIOD_S = 0.05
 _FIRST_PERIOD_S = 2.0
 _LONGEST_PERIOD_S = 30.0
-"""A lost host is started again after the first period, which doubles with each failure up to this one."""
+"""The time between two attempts to start a lost host doubles from the first period up to this one."""
 
 
 class Place(NamedTuple):

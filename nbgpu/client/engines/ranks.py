@@ -340,7 +340,7 @@ class Ranks:
 
     @uninterrupted()
     def regroup(self, failed: Collection[int] = ()) -> list[str]:
-        """Form the process group again on all ranks, and attach their DDP models to it.
+        """Form the process group again on all ranks, and restart their DDP objects on it.
 
         Args:
             failed: ranks that have failed: where the ranks' states differ, the others' state is kept.
