@@ -1,4 +1,5 @@
-"""Functions of engines, named by strings, because the client never imports their modules."""
+"""References to functions of the engines. They are strings, because the client never imports these modules:
+they import torch."""
 
 from __future__ import annotations
 

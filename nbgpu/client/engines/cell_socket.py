@@ -1,12 +1,12 @@
-"""A connection to the controller that belongs to the event loop in which a cell is awaited.
+"""A socket to the controller for an event loop in which cells are awaited, without a thread in between.
 
-ipyparallel's client has a thread of its own. For each cell, that thread has to be woken to send, and the
-loop's thread to receive the answers, while the two take turns in running Python: this takes a sixth of the
-time of an empty cell. Here requests leave and answers arrive on the loop's own thread, through the same
-controller and by the same methods of the client.
+ipyparallel's client sends and receives on a background thread. Each cell wakes that thread to send and the
+event loop to receive, and the two threads take turns in holding the GIL: this takes a sixth of the time of an
+empty cell. Here the loop's thread itself sends requests and receives answers, through the same controller
+and with the same methods of the client.
 
-If that thread does not return to its loop, because it waits in a call, the code that asks for an answer
-receives the answers that have come.
+If the loop's thread waits in a call and does not return to its loop, the code that asks for an answer
+receives the answers that have arrived (`poll`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class CellSocket:
     """A socket that belongs to the thread and the running event loop in which it is made.
 
     Args:
-        socket: a socket that is connected to the controller's scheduler of direct requests.
-        dispatch: a function that takes the parts of each message that comes.
+        socket: a socket that is connected to the controller's scheduler for direct views.
+        dispatch: a function that is called with the frames of each message that arrives.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], dispatch: Callable[[list[bytes]], object]) -> None:
@@ -54,7 +54,7 @@ class CellSocket:
                 self._socket.send(part, zmq.SNDMORE)
             self._socket.send(last)
         if not self._receive_is_due:
-            # The descriptor signals new messages only once, and sending may have used up that signal.
+            # The descriptor is edge-triggered: it signals new messages once, and sending may consume that.
             self._receive_is_due = True
             self._loop.call_soon(self._receive_when_due)
 
@@ -63,8 +63,8 @@ class CellSocket:
         self._receive_all()
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Receive the answers that have come, or that come within `timeout_s`. Call on the socket's own
-        thread."""
+        """Receive the answers that have arrived, or that arrive within `timeout_s` seconds. Call this on the
+        socket's thread."""
         if self._is_receiving or self._socket.closed:
             return
         if timeout_s > 0.0:
@@ -75,7 +75,7 @@ class CellSocket:
                 self._receive_all()
 
     def _receive_all(self) -> None:
-        """Receive all messages that have come, and dispatch each."""
+        """Receive all messages that have arrived, and dispatch each."""
         if self._is_receiving or self._socket.closed:
             return
         self._is_receiving = True
@@ -85,7 +85,7 @@ class CellSocket:
                 try:
                     self._dispatch(parts)
                 except Exception:  # noqa: BLE001
-                    # There is no second signal for the messages behind this one.
+                    # Go on: the descriptor does not signal the messages behind this one again.
                     _log.exception("an answer of a rank could not be taken")
         except zmq.Again:
             pass  # there are no more messages
@@ -93,8 +93,8 @@ class CellSocket:
             self._is_receiving = False
 
     def _next_message(self) -> list[bytes]:
-        """Return the parts of a message that has come. Raises zmq.Again if there is none."""
-        # pyzmq's `recv_multipart` asks the socket after each part for more; a frame knows whether there is.
+        """Return the frames of the next message. Raises zmq.Again if none has arrived."""
+        # pyzmq's `recv_multipart` takes longer: it asks the socket after each frame whether there are more.
         frame = self._socket.recv(zmq.NOBLOCK, copy=False)
         parts = [frame.bytes]
         while frame.more:
@@ -107,10 +107,11 @@ class CellSocket:
         if self.is_of_this_thread or self._loop.is_closed():
             self._close()
         else:
-            with suppress(RuntimeError):  # the loop has been closed in this moment
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
+        """Close the socket on the thread of its loop."""
         if self._socket.closed:
             return
         if not self._loop.is_closed():

@@ -1,10 +1,9 @@
-"""ipyparallel's controller, which ends with the processes without which it is of no use, and, in the same
-process, the place where the ranks meet.
+"""ipyparallel's controller, with the ranks' rendezvous store (meeting.py) in the same process.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
-The engines have a sentinel for that, but while a cluster starts there are no engines yet. Where all ranks are
-on other hosts there is no fork server here, and its pid is 0.
+The process ends when the owner (the notebook's kernel) or the fork server has ended. If all ranks are on
+other hosts there is no fork server here, and its pid is 0. ARGUMENTS are those of ipyparallel's controller.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from nbgpu.protocol.cluster_processes import engine_host, engine_pid
 from nbgpu.protocol.hosts import FIRST_NUMBER
 
 _ABANDONED_S = 600.0
-"""A kept cluster on other hosts has ended when no host was there for so long, as after a job's time limit."""
+"""A kept cluster on other hosts ends when it has had no host for this time, as after a job's time limit."""
 _LOOK_PERIOD_S = 2.0
 _FAREWELL_S = 1.0
-"""An engine's last messages take another path than the news of its end, and must not arrive after it."""
+"""An engine is unregistered so long after the end of its process, and its last messages arrive meanwhile."""
 
 
 def main() -> None:
@@ -46,9 +45,9 @@ def main() -> None:
     lifetime = LifetimeWatch(folder, watched.watch(owner_pid, folder), others)
 
     def end_with_the_others() -> None:
-        """End this process when the owner or the fork server has ended.
+        """Wait until the owner or the fork server has ended, and end this process.
 
-        The owner of a cluster that is kept may end: `over` then takes it out. If there is no fork server here
+        The owner of a kept cluster may end: `over` then stops watching it. If there is no fork server here
         either, nothing is left to watch, and the cluster ends when it has been without engines for minutes.
         """
         while lifetime.fds and not lifetime.over(select.select(lifetime.fds, [], [])[0]):
@@ -58,46 +57,44 @@ def main() -> None:
         if not fork_server_pid:
             # There is no fork server here to remove it, as the last process of the cluster.
             shutil.rmtree(folder, ignore_errors=True)
-        # With 0, so that an exit by a signal means that somebody has killed the controller. The processes
-        # that it has forked notice its end.
+        # Exit code 0, to differ from a controller that was killed. The processes that it has forked notice
+        # its end.
         os._exit(0)
 
     threading.Thread(target=end_with_the_others, name="nbgpu-lifetime", daemon=True).start()
     multiprocessing.set_start_method("fork")
-    # The helpers that the controller forks would not notice a kill of the controller.
+    # Without this, the helper processes that the controller forks would outlive a controller that is killed.
     os.register_at_fork(after_in_child=partial(end_with, os.getpid()))
     from ipyparallel.controller.app import IPController
 
     from nbgpu.client.engines import meeting
 
-    held: list[socket.socket] = []
-    """Open sockets, kept until the process ends."""
-    servers: list[meeting.Server] = []
-    """The one in which the ranks meet, kept likewise."""
+    port_holders: list[socket.socket] = []
+    """Kept open until the process ends."""
 
     class Controller(IPController):  # type: ignore[misc]
-        """ipyparallel's controller without copies of messages, and with ports that it holds.
+        """ipyparallel's controller with reserved ports, and with a hub that gets no copies of messages.
 
-        Otherwise the hub receives a copy of each message for its database, which does not exist here, and
-        takes each copy apart on the cores that the ranks need for the cell.
+        ipyparallel's hub receives a copy of each message for its database. There is none here, and parsing
+        the copies would take cores from the ranks.
         """
 
         def next_port(self, pool_name: str = "common") -> int:
             holder = hold_port(self.engine_ip)
-            held.append(holder)
+            port_holders.append(holder)
             port: int = holder.getsockname()[1]
             return port
 
         def to_work_dir(self) -> None:
-            """Stay in this folder. ipyparallel would look for modules there, before the standard library."""
+            """Stay in the current folder: ipyparallel would put its folder in front of the module path."""
 
         def save_connection_dict(self, fname: str, cdict: dict[str, Any]) -> None:
-            # An engine reads its file as soon as there is one, and would end on one that is half written.
+            # In one step: an engine reads its file as soon as it exists, and would fail on half of it.
             write_whole(Path(self.profile_dir.security_dir) / fname, json.dumps(cdict), mode=0o600)
 
         def init_hub(self) -> None:
-            # The ranks need it as soon as they can be called.
-            servers.append(meeting.Server(self.engine_ip, folder))
+            # Before the hub, because ranks that can be called need it. Its thread keeps the object alive.
+            meeting.Server(self.engine_ip, folder)
             super().init_hub()
             copies = self.hub.monitor.socket
             copies.unsubscribe(b"")
@@ -108,7 +105,11 @@ def main() -> None:
 
 
 def wait_until_abandoned(engines: Callable[[], object]) -> None:
-    """Wait until a kept cluster, whose engines are on other hosts, has had none for some minutes."""
+    """Wait until a kept cluster, whose engines are on other hosts, has had no engine for `_ABANDONED_S`.
+
+    Args:
+        engines: returns the engines that are registered now.
+    """
     last_mono_s = time.monotonic()
     while time.monotonic() - last_mono_s < _ABANDONED_S:
         if engines():
@@ -117,12 +118,11 @@ def wait_until_abandoned(engines: Callable[[], object]) -> None:
 
 
 def hold_port(ip: str = LOOPBACK) -> socket.socket:
-    """Return a socket that holds a free port of an address of this host; while it is open, only zmq can bind
+    """Reserve a free port of an address of this host. While the returned socket is open, only ZeroMQ can bind
     the port.
 
-    ipyparallel picks a port, frees it, and binds it a moment later, in some cases on threads that die
-    silently if another process has taken the port by then: the cluster's start would hang. Two controllers
-    that start at the same time do that to each other.
+    By itself, ipyparallel chooses a free port and binds it a moment later. If another controller, started at
+    the same time, binds the port first, a thread of ipyparallel dies silently, and the start would hang.
     """
     holder = socket.socket()
     holder.bind((ip, 0))
@@ -133,20 +133,20 @@ def hold_port(ip: str = LOOPBACK) -> socket.socket:
 
 
 def unregister_engines_that_end(hub: Any, folder: Path) -> None:
-    """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
+    """Make ipyparallel's hub unregister an engine when its process has ended, and not when it misses
+    heartbeats.
 
-    An engine that misses its heartbeats may be stopped, held by a debugger or in a frozen control group, or
-    the whole host may have slept. The hub would unregister it for good, and its answers after it goes on
-    would reach no client.
+    An engine that misses heartbeats may be stopped, held by a debugger or in a frozen control group, or the
+    whole host may have slept. If the hub unregistered it, no client would get its answers once it goes on.
     """
     finish_registration = hub.finish_registration
 
     def finish_registration_and_watch(heart: bytes) -> None:
-        """Register an engine, whose identity is `heart`, and unregister it when its process has ended."""
+        """Register the engine with this heartbeat identity, and watch its process to unregister it."""
         finish_registration(heart)
         engine_id = hub.hearts.get(heart)
-        # None: the hub refused the registration. An engine on another host is watched there, and its host
-        # tells of its end.
+        # The id is None if the hub refused the registration. An engine on another host is watched by that
+        # host, which reports its end.
         if engine_id is None or engine_host(heart.decode()):
             return
 
@@ -162,23 +162,24 @@ def unregister_engines_that_end(hub: Any, folder: Path) -> None:
         def on_end(*_: object) -> None:
             hub.loop.remove_handler(end_descriptor)
             os.close(end_descriptor)
-            # The engine's last messages come by another socket, and have to be passed on first.
+            # Later, because the engine's last messages arrive on another socket and come first.
             hub.loop.call_later(_FAREWELL_S, unregister)
 
         hub.loop.add_handler(end_descriptor, on_end, hub.loop.READ)
 
     hub.finish_registration = finish_registration_and_watch
-    # The heartbeat monitor, which is a process of its own, accepts an engine again when it goes on.
+    # The heartbeat monitor, a separate process, accepts an engine again as soon as its heartbeats go on.
     hub.handle_stopped_heart = lambda heart: give_up_host(hub, heart)
 
 
 def give_up_host(hub: Any, heart: bytes) -> None:
-    """Unregister a host that is not heard any more, with all engines there.
+    """Unregister a host whose heartbeats have stopped, with all engines on it.
 
-    The host's lease is shorter than the hub's patience, so that the host has ended these engines by now.
+    The host itself ends these engines when it does not hear the controller, and it waits for a shorter time
+    than the hub: they have ended by now.
     """
     host = engine_host(heart.decode())
-    # Only the host's own engine stands for the host: a rank's engine may merely be stopped.
+    # Only the engine of the host's program stands for the host: a rank's engine may merely be stopped.
     if not host or hub.hearts.get(heart, 0) < FIRST_NUMBER:
         return
     for other, number in list(hub.hearts.items()):

@@ -17,27 +17,28 @@ _USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 def engine_variables(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
     """Return the variables that are set for every engine of a cluster whose ranks have these devices.
 
-    Warn if a setting is left out.
+    Warn if the setting `allocator` cannot be honoured.
     """
     return {
-        # Every rank sees the cluster's GPUs, in order, as under torchrun: `cuda:local_rank` is the rank's
-        # own.
+        # As under torchrun, every rank sees the cluster's GPUs, in order, and its own is `cuda:local_rank`.
         "CUDA_VISIBLE_DEVICES": devices.visible_gpus(ranks_devices),
         "OMP_NUM_THREADS": str(config.threads_for(len(ranks_devices))),
         **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
-        # nccl2, the default since torch 2.15, ends the process after an abort or a timeout
-        # (https://github.com/pytorch/pytorch/pull/192105), unless its groups are formed again in place. No
-        # GPU has run either.
+        # The backend nccl2, torch's default since 2.15, ends the process after an abort or a timeout
+        # (https://github.com/pytorch/pytorch/pull/192105), unless its groups are formed again in place.
+        # Neither has been tried on a GPU.
         _USE_NCCL2: os.environ.get(_USE_NCCL2, "0"),
         **_allocator_settings(config.allocator),
     }
 
 
-def _allocator_settings(wanted: str) -> dict[str, str]:
-    """Return the variables with the allocator's settings; torch reads them once, when it is loaded."""
-    theirs = allocator.set_variables()
-    if wanted and theirs:
+def _allocator_settings(setting: str) -> dict[str, str]:
+    """Return the variable with the settings of CUDA's memory allocator, which torch reads once, when it is
+    loaded. Variables that the user has set take precedence."""
+    set_by_user = allocator.set_variables()
+    if setting and set_by_user:
         warnings.warn(
-            f"allocator={wanted!r} is left out, because you have set {' and '.join(theirs)}", stacklevel=5
+            f"allocator={setting!r} is left out, because you have set {' and '.join(set_by_user)}",
+            stacklevel=5,
         )
-    return {allocator.variable(): wanted} if wanted and not theirs else {}
+    return {allocator.variable(): setting} if setting and not set_by_user else {}

@@ -1,4 +1,4 @@
-"""The hosts of a cluster: how they start, which have ranks, are lost or come back, and how they end."""
+"""The hosts of a cluster: they are started, get ranks, may be lost and come back, and are ended."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from nbgpu.client.launchers.launcher import Launcher, launcher_of
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError
+from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.machine import numa
 from nbgpu.machine.processes import EngineProcess, ProcessId
@@ -33,39 +34,41 @@ _log = logging.getLogger("nbgpu.cluster")
 
 NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 GONE_WITH_HOST = "is gone with its host, which is not heard any more"
-"""Reported as an engine's end when its host is lost, and its exit status with it."""
+"""What messages say of an engine whose host is lost: nobody can learn its exit status."""
 _EXIT_STATUS_TIMEOUT_S = 0.2
 _SHUTDOWN_GRACE_S = 3.0
 _POLL_PERIOD_S = 0.05
 _FIRST_PERIOD_S = 2.0
 _LONGEST_PERIOD_S = 30.0
-"""A host that is not reached is tried again after a while, which doubles up to this."""
+"""The time between two attempts to start a lost host doubles from the first period up to this one."""
 
 
 class Place(NamedTuple):
-    """What the ranks on a host must know of it."""
+    """The properties of a host that its ranks need."""
 
     name: str
     interface: str
-    """Over which they talk to other hosts; empty if there are none."""
+    """The network interface for collectives with other hosts; empty if there are no other hosts."""
     folder: str
+    """The cluster's private folder there."""
     meeting_file: str
+    """The file there that says where the rendezvous store is."""
     num_cores: int | None
-    """None for those of this host."""
+    """None for the cores of this host."""
     numa_nodes: Mapping[str, str]
     """What `machine.numa.bindable` returned there."""
     clock_ahead_s: float = 0.0
-    """How far its clock is ahead of this host's."""
+    """How many seconds its clock is ahead of this host's."""
 
 
 class HostPool:
-    """The hosts on which a cluster has its ranks: the notebook's own, or others, which dial in.
+    """The hosts on which a cluster has its ranks: the notebook's own, or other hosts, which dial in.
 
     Args:
         config: the cluster's settings.
         launcher: starts the other hosts, or has started those of a kept cluster; None to make one when it is
             needed.
-        most_ranks: the number of ranks that the person wants on other hosts at most; None for one on each
+        most_ranks: the largest number of ranks that the person wants on other hosts; None for one on each
             device.
     """
 
@@ -87,9 +90,9 @@ class HostPool:
         self.members: list[OtherHost] = []
         """The other hosts that are in the cluster, also those without ranks, and those just lost."""
         self.departed: list[OtherHost] = []
-        """Hosts that were lost, and that the cluster goes on without."""
+        """Lost hosts without which the cluster goes on. They may come back."""
         self._refused: dict[int, str] = {}
-        """By the engine of a host that has dialled in, the reason why it gets no ranks."""
+        """The hosts that have dialled in and get no ranks: the reason, by the number of the host's engine."""
         self._closing = threading.Event()
         self._starter: threading.Thread | None = None
         self._obstacle = ""
@@ -97,14 +100,14 @@ class HostPool:
 
     @property
     def processes(self) -> Processes:
-        """The cluster's processes on this host; NoClusterError if there are none."""
+        """The cluster's processes on this host. Raises NoClusterError if there are none."""
         if self._processes is None:
             raise NoClusterError(NOT_RUNNING)
         return self._processes
 
     @property
     def launcher(self) -> Launcher:
-        """What starts the other hosts and ends them; ConfigError if one of its settings is wrong."""
+        """What starts the other hosts and ends them. Raises ConfigError if one of its settings is wrong."""
         if self._launcher is None:
             self._launcher = launcher_of(self._config)
         return self._launcher
@@ -112,19 +115,20 @@ class HostPool:
     # The start, in the order of the calls.
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Find the interface for other hosts, and name the cluster's folder, which does not exist yet.
+        """Find the network interface for other hosts, and choose the name of the cluster's folder, which does
+        not exist yet.
 
         Args:
             tell: a function that shows a line to the person who waits for the start.
 
         Raises:
-            ClusterError: the hosts cannot be had.
+            ClusterError: the launcher cannot get hosts, as when Slurm does not answer.
             ConfigError: there is no such interface.
         """
         self.launcher.tell = tell
         if not self._config.is_local:
             self._listens_at = self.launcher.listen_at()
-        self._processes = Processes.prepare()
+        self._processes = Processes(launch.new_folder())
 
     def launch(self, variables: Mapping[str, str], num_engines: int) -> None:
         """Launch the processes of this host and the first engines here, and return at once."""
@@ -146,7 +150,7 @@ class HostPool:
         Args:
             variables: the environment of the engines.
             check: a function that raises an error when there is nothing to wait for any more.
-            note: a function that is called once the launcher has started something.
+            note: a function that is called once the launcher has started something, to store that.
         """
         interface, ip = self._listens_at
         where = f"{interface} ({ip})"
@@ -158,7 +162,7 @@ class HostPool:
         return tuple(device for _, device in joining.devices_of(self.members))
 
     def start_ranks(self, num_ranks: int, check: Callable[[], None]) -> RankAssignment:
-        """Return the assignment of as many ranks, host by host, once the engine of each has come."""
+        """Start this many ranks, host by host, and return their assignment once all have registered."""
         if self._config.is_local:
             here = self.processes.this_host.name
             return RankAssignment.at_start(self.client, here, num_ranks, self._config.start_timeout_s, check)
@@ -181,7 +185,7 @@ class HostPool:
             leaders: the processes on this host that start and connect the engines: the fork server and the
                 controller, by name.
             num_engines: the number of engines on this host that are still alive, which are waited for.
-            joined: the other hosts, as the registry has them.
+            joined: the records of the other hosts from the registry.
             assignment: which engine is which rank.
         """
         self._processes = Processes(folder, leaders)
@@ -209,12 +213,12 @@ class HostPool:
         return [*self.with_ranks] or [self.processes.this_host]
 
     def mark_with_ranks(self, names: Collection[str]) -> None:
-        """Note that the hosts of these names have ranks, and the cluster's others have none."""
+        """Record that the hosts of these names have ranks, and the other ones have none."""
         for host in self.members:
             host.has_ranks = host.name in names
 
-    def place_of(self, host: str) -> Place:
-        """Return what the ranks on a host must know of it."""
+    def place(self, host: str) -> Place:
+        """Return the properties of a host, by its name."""
         for other in self.members:
             if other.name == host:
                 there = other.description
@@ -228,27 +232,26 @@ class HostPool:
 
         Args:
             host: the name of the host on which it is to run.
-            take: called with the process and the number under which the engine registers with ipyparallel in
-                a moment. From then on the engine belongs to the caller. If an interrupt comes before that,
-                the engine is ended.
+            take: is called with the process, and with the number under which ipyparallel will know the
+                engine. The caller then has to end the engine; if an interrupt comes before, it is ended here.
         """
         with self._answering():
             self.hosts[host].fork_engine(lambda pid, engine: take(EngineProcess(host, pid), engine))
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
-        """Ask the fork server to import what later engines need to train with these recipes, and return
+        """Ask the fork servers to import what later engines need to train with these recipes, and return
         at once."""
         with self._answering():
             for host in self.rank_hosts:
                 host.prepare_to_train(recipes)
 
-    def host_of(self, process: EngineProcess) -> Host:
+    def process_host(self, process: EngineProcess) -> Host:
         """The host on which an engine runs."""
         return self.hosts[process.host]
 
     def how_ended(self, process: EngineProcess) -> str | None:
-        """How an engine ended, in words that follow its name; None while it lives."""
-        ending = self.host_of(process).how_ended(process.pid)
+        """Return how an engine ended, such as 'is gone, with exit code 1', or None while it lives."""
+        ending = self.process_host(process).how_ended(process.pid)
         if ending is None:
             return None
         code = ending.code
@@ -270,13 +273,14 @@ class HostPool:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Raise ClusterError if the process that starts engines does not answer."""
+        """Raise ClusterError if the fork server does not answer a request that is made in the context."""
         try:
             yield
         except HostLostError as error:
             raise ClusterError(f"{error}. {self.launcher.when_lost()}") from None
         except (OSError, ValueError) as error:
-            time.sleep(_EXIT_STATUS_TIMEOUT_S)  # until the end of a process can be seen
+            # If the fork server is just ending, the error of `require_reachable` says so more clearly.
+            time.sleep(_EXIT_STATUS_TIMEOUT_S)
             self.processes.require_reachable()
             raise ClusterError(
                 f"the process that starts engines does not answer ({error!r}). Start the cluster again: %nbgpu "
@@ -284,11 +288,12 @@ class HostPool:
             ) from None
 
     def hosts_not_seeing(self, folder: Path, marker: Path | None = None) -> list[OtherHost]:
-        """Return the hosts that do not see a folder: those that do not read the marker's text there.
+        """Return the hosts that do not share a folder with this one: those on which a file of the folder, the
+        marker, does not have the text that it has here.
 
         Args:
             folder: the folder.
-            marker: a text file in it; None to write one for the moment.
+            marker: a text file in it; None to write one and remove it again.
 
         Raises:
             ConfigError: the folder cannot be written to.
@@ -296,16 +301,8 @@ class HostPool:
         """
         if not self.with_ranks:
             return []
-        content = marker.read_text() if marker is not None else secrets.token_hex(8)
-        file = folder / f".{content}" if marker is None else marker
-        try:
-            if marker is None:
-                folder.mkdir(parents=True, exist_ok=True)
-                file.write_text(content)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder} cannot be written to: {error.strerror}. Name another folder"
-            ) from None
+        file = marker or _new_marker(folder)
+        content = file.read_text()
         try:
             asked = {host: host.tell(Call.CONTENT_ON_HOST, str(file)) for host in self.with_ranks}
             return [host for host, request in asked.items() if host.answer(request) != content]
@@ -318,37 +315,38 @@ class HostPool:
     # Hosts that are lost, and that come back.
 
     def lost(self) -> list[OtherHost]:
-        """The hosts that have ranks and are not heard any more."""
+        """The hosts that have ranks and have lost their connection."""
         return [host for host in self.with_ranks if not host.is_there]
 
     def missing(self) -> list[OtherHost]:
-        """The hosts that are lost, also those without ranks, and those that the cluster goes on without."""
+        """All hosts that may come back: those with ranks that are lost, then those without which the cluster
+        goes on, then lost ones that have no ranks."""
         idle = [host for host in self.members if not host.is_there and not host.has_ranks]
         return [*self.lost(), *self.departed, *idle]
 
     def go_on_without(self, lost: Sequence[OtherHost]) -> None:
-        """Remove lost hosts from those of the cluster. They may come back."""
+        """Take lost hosts out of the cluster. They may come back."""
         for host in lost:
             host.has_ranks = False
-        # In this order: `_keep_starting` ends when no host is missing.
+        # In this order, because the thread of `_keep_starting` ends as soon as no host is missing.
         self.departed += lost
         self.members = [host for host in self.members if host not in lost]
 
     def has_come(self, num_ranks: int) -> bool:
-        """Whether a host has dialled in since the cluster went on without one, and may have ranks beside
-        those that there are."""
+        """Whether a host has dialled in that can replace a lost one without ranks, and the cluster may have
+        more than its present `num_ranks` ranks."""
         has_room = self.most_ranks is None or num_ranks < self.most_ranks
         is_waited_for = any(not host.has_ranks for host in self.missing())
         return has_room and is_waited_for and bool(self.new_engines())
 
     def start_again(self) -> None:
-        """Have the launcher start lost hosts again, on a thread of its own, until all have come back."""
+        """Let the launcher start lost hosts again, on a background thread, until all have come back."""
         if self.launcher.starts_again and (self._starter is None or not self._starter.is_alive()):
             self._starter = threading.Thread(target=self._keep_starting, name="nbgpu-hosts", daemon=True)
             self._starter.start()
 
     def _keep_starting(self) -> None:
-        """Have the launcher start lost hosts, with pauses that grow, until none is missing."""
+        """Let the launcher start lost hosts again, with growing pauses, until none is missing."""
         assert self.join_file is not None, "there are other hosts"
         period_s = _FIRST_PERIOD_S
         while self.missing() and not self._closing.is_set():
@@ -357,7 +355,7 @@ class HostPool:
             except NbgpuError as error:
                 self._obstacle = str(error)
             except Exception as error:  # noqa: BLE001 - it is logged
-                # It is tried again: if the thread ended here, the host would never come back.
+                # Try again: if the thread ended here, the host would never come back.
                 _log.exception("a lost host could not be started again")
                 self._obstacle = repr(error)
             self._closing.wait(period_s)
@@ -365,16 +363,16 @@ class HostPool:
         self._obstacle = ""
 
     def replace_lost(self) -> list[tuple[OtherHost, OtherHost]]:
-        """Replace lost hosts by hosts that have dialled in since. Their ranks do not run yet.
+        """Replace lost hosts by hosts that have dialled in since. No rank runs on these yet.
 
-        A host replaces the lost one of its own name, if there is one, and must have as many devices. One that
-        cannot is refused for good.
+        A host replaces the lost one of the same name, or else the first lost one, and must have the same
+        devices by number and kind. A host that does not fit is refused for good.
 
         Returns:
-            Each lost host, with the one that has its place now.
+            Pairs of a lost host and the one that replaces it.
         """
         replaced = []
-        for engine in [] if not self.missing() else self.new_engines():
+        for engine in self.new_engines() if self.missing() else []:
             if not (missing := self.missing()):
                 break
             try:
@@ -384,21 +382,22 @@ class HostPool:
             except NbgpuError as error:
                 self._refused[engine] = str(error)
                 continue
-            alike = [host for host in missing if host.description.name == description.name]
-            lost = (alike or missing)[0]
+            same_name = [host for host in missing if host.description.name == description.name]
+            lost = (same_name or missing)[0]
             before, now = lost.description.devices, description.devices
             if [device["kind"] for device in before] != [device["kind"] for device in now]:
                 self._refused[engine] = (
                     f"host {description.name} has {len(now)} rank(s), and host {lost.name} had {len(before)}"
                 )
                 continue
-            name = lost.name if alike else joining.free_name(description.name, self.hosts)
+            name = lost.name if same_name else joining.free_name(description.name, self.hosts)
             host = lost.make_successor(engine, description, name)
             self._replace(lost, host)
             replaced.append((lost, host))
         return replaced
 
     def _replace(self, lost: OtherHost, host: OtherHost) -> None:
+        """Put a host in the place of a lost one."""
         host.has_ranks = lost.has_ranks
         if lost in self.members:
             self.members[self.members.index(lost)] = host
@@ -408,20 +407,20 @@ class HostPool:
         self.hosts[host.name] = host
 
     def new_engines(self) -> list[int]:
-        """Return the engines of hosts that have dialled in, and are neither in use nor refused."""
-        used = {host.engine for host in self.members}
-        here = [number for number in self.client.ids if number >= FIRST_NUMBER]
-        return [number for number in here if number not in used and number not in self._refused]
+        """Return the numbers of the engines of hosts that have dialled in, and are neither in the cluster nor
+        refused."""
+        excluded = {host.engine for host in self.members} | self._refused.keys()
+        return [number for number in self.client.ids if number >= FIRST_NUMBER and number not in excluded]
 
     def obstacles(self) -> Sequence[str]:
-        """Sentences that say why a host does not come back; none if no reason is known."""
+        """The known reasons why lost hosts are not back yet, as sentences."""
         refusals = [reason for engine, reason in self._refused.items() if engine in self.client.ids]
         return [*refusals, *filter(None, [self._obstacle, self.launcher.obstacle()])]
 
     # The end.
 
     def jobs(self) -> list[Launcher | NotebooksJob]:
-        """The jobs whose time limits end the ranks or the notebook."""
+        """The Slurm jobs at whose time limits the ranks or the notebook end."""
         jobs: list[Launcher | NotebooksJob] = []
         if self._config.launcher_settings.IS_JOB:
             jobs.append(self.launcher)
@@ -430,9 +429,9 @@ class HostPool:
         return jobs
 
     def end_others(self) -> None:
-        """Start no more hosts, end the cluster's processes on other hosts, and wait a moment for that.
+        """Start no more hosts, end the cluster's processes on other hosts, and wait a moment for their end.
 
-        Call it while the controller runs; hosts that cannot be reached end by themselves, a little later.
+        Call this while the controller runs. Hosts that cannot be reached end by themselves, a little later.
         """
         self._closing.set()
         if self._processes is None or self._processes.unreachable() is not None:
@@ -449,6 +448,22 @@ class HostPool:
             self._processes.end()
 
     def end_launcher(self) -> None:
-        """End what is left of what the launcher has started."""
+        """End everything that the launcher has started and that still runs."""
         if self._launcher is not None:
             self._launcher.end()
+
+
+def _new_marker(folder: Path) -> Path:
+    """Write a text file with a random name into a folder, which is made if necessary, and return its path.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    content = secrets.token_hex(8)
+    marker = folder / f".{content}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        marker.write_text(content)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written to: {error.strerror}. Name another folder") from None
+    return marker

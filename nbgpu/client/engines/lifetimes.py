@@ -1,4 +1,4 @@
-"""The lives of a cluster's engines: new ones come as spares, get a rank's place, and end."""
+"""Starts, watches and ends the engines of a cluster. A new engine is a spare until it becomes a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_PERIOD_S = 0.01
 
 
 def by_host(processes: Iterable[EngineProcess]) -> dict[str, list[int]]:
-    """The pids of processes by the names of their hosts, so that each host gets one message."""
+    """The pids of processes by the names of their hosts, so that each host gets one message for all."""
     pids: dict[str, list[int]] = {}
     for process in processes:
         pids.setdefault(process.host, []).append(process.pid)
@@ -31,8 +31,8 @@ class Lifetimes:
 
     Args:
         pool: the hosts of the engines.
-        assignment: the assignment, in which spares are noted.
-        note: a function that is called when there is a new spare.
+        assignment: the engines of the ranks and the spares; this object changes it.
+        note: a function that is called after a new spare was added, to store the assignment.
     """
 
     def __init__(self, pool: HostPool, assignment: RankAssignment, note: Callable[[], None]) -> None:
@@ -41,14 +41,15 @@ class Lifetimes:
         self._note = note
         self._probes: dict[EngineProcess, ExitProbe] = {}
         self._why_ended: dict[EngineProcess, str] = {}
-        """How a process ended, in words, if this object has ended it."""
+        """How a process ended, in words, for the processes that this object has ended."""
 
     def exit_probe(self, process: EngineProcess) -> ExitProbe:
-        """Return the probe that looks often and cheaply whether the process of a rank is exiting."""
+        """Return the probe that tells fast whether the process of a rank is exiting, and make it at the first
+        call."""
         if process not in self._probes:
             for replaced in set(self._probes) - set(self._assignment.processes.values()):
                 self._probes.pop(replaced).close()
-            self._probes[process] = self._pool.host_of(process).glance(process.pid)
+            self._probes[process] = self._pool.process_host(process).glance(process.pid)
         return self._probes[process]
 
     def close(self) -> None:
@@ -58,14 +59,14 @@ class Lifetimes:
         self._probes.clear()
 
     def how_ended(self, process: EngineProcess) -> str | None:
-        """Return how a process ended, in words that follow its name, or None while it lives."""
+        """Return how a process ended, such as 'is gone, with exit code 1', or None while it lives."""
         ended = self._pool.how_ended(process)
-        # A rank is asked to end, too, when only another one of its lost host is known to be gone as yet.
+        # If a host is lost, its ranks may be ended here one by one, but the loss is the reason to report.
         return ended if ended in (None, GONE_WITH_HOST) else self._why_ended.get(process, ended)
 
     def core_uses(self, processes: Mapping[int, EngineProcess]) -> dict[int, CoreUse]:
-        """Return the core time that processes have used and waited for, with the keys under which they are
-        given; one that has ended is left out."""
+        """Return how long processes have used and waited for CPU cores, by the keys of the argument; a
+        process that has ended is left out."""
         by_process = {
             EngineProcess(host, pid): used
             for host, pids in by_host(processes.values()).items()
@@ -77,13 +78,13 @@ class Lifetimes:
         """End a process, and wait until it has ended.
 
         Args:
-            name: the process's, for a message.
-            why: the text that `how_ended` gives afterwards.
+            name: the name of its rank, for a message.
+            why: what `how_ended` returns afterwards; empty for the usual text.
 
         Raises:
-            ClusterError: it does not end.
+            ClusterError: the process does not end.
         """
-        if not self._pool.host_of(process).is_ending(process.pid):
+        if not self._pool.process_host(process).is_ending(process.pid):
             self._why_ended[process] = why or "was ended, to be replaced"
         self._kill([process])
         self._wait_for_end(process, f"{name} (pid {process.pid})")
@@ -105,6 +106,7 @@ class Lifetimes:
             self._pool.hosts[host].send_signal(pids, signal.SIGKILL)
 
     def _wait_for_end(self, process: EngineProcess, name: str) -> None:
+        """Wait until a process has ended after SIGKILL. Raise ClusterError if it hangs in the kernel."""
         give_up_s = time.monotonic() + _DEATH_PATIENCE_S
         while self._pool.how_ended(process) is None:
             if time.monotonic() > give_up_s:
@@ -118,8 +120,8 @@ class Lifetimes:
     def new_spare(self, host: str) -> int:
         """Start a new engine on a host, and return its number.
 
-        It is a spare until it becomes a rank. So an interrupt in between leaves no engine without an owner:
-        the next replacement takes it.
+        The engine is a spare until it becomes a rank. If an interrupt comes in between, the next replacement
+        of a rank uses the engine.
         """
         new: list[int] = []
 
@@ -133,8 +135,8 @@ class Lifetimes:
         return engine
 
     def take_spares(self, hosts: Sequence[str]) -> list[int]:
-        """Return the number of a living spare on each of these hosts, as often as it is named; start new ones
-        where there are too few."""
+        """Return the number of a spare for each of these hosts, and start a new engine where a host has no
+        spare left. A host may be named several times."""
         for engine, process in list(self._assignment.spares.items()):
             if self._pool.how_ended(process) is not None:
                 del self._assignment.spares[engine]
@@ -154,7 +156,7 @@ class Lifetimes:
             spare_of: ipyparallel's number of the spare for each rank.
 
         Raises:
-            ClusterError: a spare has ended or does not register in time; all of these were ended.
+            ClusterError: a spare has ended or does not register in time; all of these spares were ended.
         """
         try:
             self._wait_until_registered(spare_of.values())
@@ -166,17 +168,17 @@ class Lifetimes:
             self._assignment.processes[rank] = self._assignment.spares.pop(engine)
 
     def dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
-        """End new engines, by number, that become no rank."""
+        """End spares, given by their numbers, that do not become ranks."""
         self._kill(engines.values())
         for engine in engines:
             self._assignment.spares.pop(engine, None)
 
     def _wait_until_registered(self, arriving: Collection[int]) -> None:
-        """Wait until these spares have registered; ClusterError if one has ended or does not come."""
+        """Wait until these spares have registered. Raise ClusterError if one has ended or is late."""
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._pool.client.ids]:
             for process in (self._assignment.spares[engine] for engine in missing):
-                host = self._pool.host_of(process)
+                host = self._pool.process_host(process)
                 if how := self._pool.how_ended(process):
                     raise ClusterError(f"a new engine (pid {process.pid}) {how}. {host.log_tail()}")
                 if time.monotonic() > give_up_s:

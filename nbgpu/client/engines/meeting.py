@@ -1,8 +1,8 @@
-"""The place where the ranks meet: a store of keys and values, served by a thread of the controller's process.
+"""The rendezvous of the ranks: a key-value store like torch's TCPStore, on a thread of the controller.
 
-It is there and not in the notebook's kernel, which may hold its GIL for minutes, nor in a rank, which may
-die. Each generation of the group has keys of its own. A generation that is given up is refused from then on:
-a request that waits in it is answered at once, and what it stored is dropped.
+It runs in the controller and not in the notebook's kernel, which may hold its GIL for minutes, nor in a rank,
+which may die. Each generation of the process group has its own keys. Once a generation is given up, its keys
+are dropped, the requests that wait in it are answered at once, and all later ones are refused.
 """
 
 from __future__ import annotations
@@ -50,41 +50,49 @@ class _RefusedError(Exception):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that waits for keys."""
+    """A request that waits until all of its keys are stored."""
 
     client: bytes
+    """The ZeroMQ identity of the sender."""
     kind: Ask
     keys: Sequence[bytes]
     until_mono_s: float
+    """The client gets the answer LATER at this time."""
     missing: set[bytes] = field(default_factory=set)
+    """The keys that are not stored yet."""
 
 
 class _Generation:
-    """What the ranks of one generation have stored, and who waits for more."""
+    """The values and queues that the ranks of one generation have stored, and the requests that wait."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
         self.num_bytes = 0
+        # Dicts serve as ordered sets: who has waited longest is answered first.
         self.waiting: dict[_Waiting, None] = {}
         self._waiting_for: dict[bytes, dict[_Waiting, None]] = {}
 
+    def growth_bytes(self, key: bytes, value: bytes) -> int:
+        """How much larger the store becomes with this value, which replaces the key's present one."""
+        before = self.values.get(key)
+        return _size_bytes(key, value) - (0 if before is None else _size_bytes(key, before))
+
     def put(self, key: bytes, value: bytes) -> None:
         """Store a value."""
-        before = self.values.get(key)
-        self.num_bytes += len(value) - (-len(key) - OVERHEAD_BYTES if before is None else len(before))
+        self.num_bytes += self.growth_bytes(key, value)
         self.values[key] = value
 
     def delete(self, key: bytes) -> bool:
         """Delete a value; return whether it was there."""
         before = self.values.pop(key, None)
         if before is not None:
-            self.num_bytes -= len(before) + len(key) + OVERHEAD_BYTES
+            self.num_bytes -= _size_bytes(key, before)
         return before is not None
 
     def push(self, key: bytes, value: bytes) -> None:
         """Put a value at the end of a queue."""
-        self.num_bytes += len(value) + len(key) + OVERHEAD_BYTES
+        self.num_bytes += _size_bytes(key, value)
         self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: bytes) -> bytes:
@@ -92,22 +100,22 @@ class _Generation:
         value = self.queues[key].popleft()
         if not self.queues[key]:
             del self.queues[key]
-        self.num_bytes -= len(value) + len(key) + OVERHEAD_BYTES
+        self.num_bytes -= _size_bytes(key, value)
         return value
 
     def push_back(self, key: bytes, value: bytes) -> None:
         """Undo `pop`."""
-        self.num_bytes += len(value) + len(key) + OVERHEAD_BYTES
+        self.num_bytes += _size_bytes(key, value)
         self.queues.setdefault(key, deque()).appendleft(value)
 
     def has(self, kind: Ask, key: bytes) -> bool:
-        """Whether a key is there for this kind of request. Its `wait` and `check` see queues as well, as
-        those of torch's own stores do."""
+        """Whether a key exists for this kind of request: GET reads values, POP takes from queues, and WAIT
+        and CHECK accept both, as in torch's own stores."""
         in_values = kind is not Ask.POP and key in self.values
         return in_values or (kind is not Ask.GET and key in self.queues)
 
     def wait(self, request: _Waiting) -> None:
-        """Have a request wait for the keys in its `missing`."""
+        """Add a request that waits for the keys in its `missing`."""
         self.waiting[request] = None
         for key in request.missing:
             self._waiting_for.setdefault(key, {})[request] = None
@@ -121,8 +129,8 @@ class _Generation:
             if not waiting:
                 self._waiting_for.pop(key, None)
 
-    def woken_by(self, key: bytes) -> list[_Waiting]:
-        """Return the requests that wait for nothing any more, now that a key was stored."""
+    def take_complete(self, key: bytes) -> list[_Waiting]:
+        """Remove and return the requests whose last missing key is this one, which was just stored."""
         woken = []
         for request in self._waiting_for.pop(key, {}):
             request.missing.discard(key)
@@ -133,11 +141,11 @@ class _Generation:
 
 
 class Meeting:
-    """Answers requests, apart from sockets. Use it from one thread.
+    """The store itself: takes requests and sends answers, without any sockets. Use it from one thread.
 
     Args:
-        send: how answers are sent.
-        clock_s: the monotonic clock.
+        send: sends an answer to a client.
+        clock_s: the monotonic clock, in seconds.
     """
 
     def __init__(self, send: Send, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +159,7 @@ class Meeting:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all that is stored."""
+        """The size of everything that is stored."""
         return sum(generation.num_bytes for generation in self._generations.values())
 
     @property
@@ -160,7 +168,7 @@ class Meeting:
         return sum(len(generation.waiting) for generation in self._generations.values())
 
     def receive(self, client: bytes, frames: Sequence[bytes]) -> None:
-        """Answer a request, at once or later."""
+        """Take a request and answer it: at once, or once its keys are stored."""
         try:
             answer = self._answer(client, frames)
         except _RefusedError as refused:
@@ -171,7 +179,7 @@ class Meeting:
             self._send(client, answer)
 
     def expire(self) -> None:
-        """Answer the requests that have waited for as long as they may. Call at `next_expiry_mono_s`."""
+        """Answer LATER to the requests whose time is over. Call this at `next_expiry_mono_s`."""
         now_s = self._clock_s()
         if now_s < self.next_expiry_mono_s:
             return
@@ -202,11 +210,10 @@ class Meeting:
         if kind in _WAITING_KINDS:
             # A client repeats its request after LEASE_S, so that those of a process that has ended expire.
             patience_s = min(int(arguments[0]) / 1000, LEASE_S)
-            keys = [_key(key) for key in arguments[1:]]
+            keys = [_checked_key(key) for key in arguments[1:]]
             request = _Waiting(client, kind, keys, self._clock_s() + max(patience_s, 0.0))
             return self._answer_or_wait(generation, request)
-        values = self._act(generation, kind, arguments)
-        return [Said.DONE.value, *values]
+        return [Said.DONE.value, *self._act(generation, kind, arguments)]
 
     def _act(self, generation: _Generation, kind: Ask, arguments: Sequence[bytes]) -> Sequence[bytes]:
         """Carry out a request that does not wait, and return the values of its answer."""
@@ -214,12 +221,12 @@ class Meeting:
             return [_number(len(generation.values))]
         if kind is Ask.LIST:
             return list(generation.values)
-        key = _key(arguments[0])
+        key = _checked_key(arguments[0])
         values = generation.values
         match kind:
             case Ask.SET:
                 for name, value in zip(arguments[::2], arguments[1::2], strict=True):
-                    self._store(generation, _key(name), value)
+                    self._store(generation, _checked_key(name), value)
             case Ask.ADD:
                 total = _number(_as_number(values.get(key, b"0")) + int(arguments[1]))
                 self._store(generation, key, total)
@@ -233,11 +240,11 @@ class Meeting:
                     self._store(generation, key, desired)
                 return [values.get(key, expected)]
             case Ask.CHECK:
-                return [_number(all(generation.has(kind, _key(name)) for name in arguments))]
+                return [_number(all(generation.has(kind, _checked_key(name)) for name in arguments))]
             case Ask.DELETE:
                 return [_number(generation.delete(key))]
             case Ask.PUSH:
-                self._require_room(arguments[1], len(key) + OVERHEAD_BYTES + len(arguments[1]))
+                self._require_room(arguments[1], _size_bytes(key, arguments[1]))
                 generation.push(key, arguments[1])
                 self._wake(generation, key)
             case Ask.LENGTH:
@@ -245,33 +252,32 @@ class Meeting:
         return []
 
     def _store(self, generation: _Generation, key: bytes, value: bytes) -> None:
-        before = generation.values.get(key)
-        more_bytes = len(value) + (len(key) + OVERHEAD_BYTES if before is None else -len(before))
-        self._require_room(value, more_bytes)
+        """Store a value, and answer the requests that waited for it."""
+        self._require_room(value, generation.growth_bytes(key, value))
         generation.put(key, value)
         self._wake(generation, key)
 
-    def _require_room(self, value: bytes, more_bytes: int) -> None:
-        """Refuse a value that is too large, or with which the store would be; `more_bytes` is the growth of
-        the store, with the key."""
+    def _require_room(self, value: bytes, growth_bytes: int) -> None:
+        """Refuse a value if it is too large, or if the store would be so with `growth_bytes` more."""
         if len(value) > MAX_VALUE_BYTES:
             raise _RefusedError(f"a value of {len(value)} bytes is more than {MAX_VALUE_BYTES}")
-        if self.num_bytes + more_bytes > MAX_STORED_BYTES:
+        if self.num_bytes + growth_bytes > MAX_STORED_BYTES:
             raise _RefusedError(
                 f"the store in which the ranks meet holds {self.num_bytes} bytes, and may hold at most "
                 f"{MAX_STORED_BYTES}: delete keys that are not needed"
             )
 
     def _wake(self, generation: _Generation, key: bytes) -> None:
-        """Answer the requests that waited for a key alone, now that it is stored."""
-        for request in generation.woken_by(key):
+        """Answer the requests for which a key was the last missing one, now that it is stored."""
+        for request in generation.take_complete(key):
             answer = self._answer_or_wait(generation, request)
             if answer is not None and not self._send(request.client, answer) and request.kind is Ask.POP:
+                # The client has disconnected: the value belongs to whoever pops next.
                 generation.push_back(request.keys[0], answer[1])
 
     def _answer_or_wait(self, generation: _Generation, request: _Waiting) -> Answer | None:
-        """Return the answer if all keys of a request are there; else have the request wait, and return
-        None."""
+        """Return the answer if all keys of a request are stored or its time is over; else let the request
+        wait, and return None."""
         request.missing = {key for key in request.keys if not generation.has(request.kind, key)}
         if request.missing:
             if request.until_mono_s <= self._clock_s():
@@ -288,21 +294,28 @@ class Meeting:
         return [Said.DONE.value]
 
     def _refuse_generation(self, number: int) -> None:
-        """Give up this generation and all earlier ones: answer who waits in them, and drop what they
-        stored."""
+        """Give up this generation and all earlier ones: answer their waiting requests, and drop their
+        values."""
         self._given_up = number
         for ended in [other for other in self._generations if other <= number]:
             for request in self._generations.pop(ended).waiting:
                 self._send(request.client, [Said.GIVEN_UP.value])
 
 
-def _key(key: bytes) -> bytes:
+def _size_bytes(key: bytes, value: bytes) -> int:
+    """How much a value counts against the limit of the store."""
+    return len(key) + len(value) + OVERHEAD_BYTES
+
+
+def _checked_key(key: bytes) -> bytes:
+    """Return the key. Raise _RefusedError if it is too long."""
     if len(key) > MAX_KEY_BYTES:
         raise _RefusedError(f"a key of {len(key)} bytes is longer than {MAX_KEY_BYTES}")
     return key
 
 
 def _as_number(value: bytes) -> int:
+    """Decode a stored number. Raise _RefusedError for any other value."""
     try:
         return int(value)
     except ValueError:
@@ -312,20 +325,21 @@ def _as_number(value: bytes) -> int:
 
 
 def _number(number: int) -> bytes:
+    """Encode a number as the protocol does: in decimal."""
     return b"%d" % number
 
 
 class Server:
-    """Serves a `Meeting` on a port of its own, until the process ends.
+    """Serves a `Meeting` on a free port, on a thread that runs until the process ends.
 
     Args:
         ip: the address to listen on.
-        folder: the cluster's folder, in which the ranks find the address and the keys.
+        folder: the cluster's folder, into which the file with the address and the keys for the ranks is
+            written.
     """
 
     def __init__(self, ip: str, folder: Path) -> None:
-        # The handler that says who may connect counts for a whole context, and ipyparallel's sockets have
-        # another.
+        # A separate context: its authentication handler (ZAP) would also apply to ipyparallel's sockets.
         context = zmq.Context()
         public_key, secret_key = zmq.curve_keypair()
         ranks_public_key, ranks_secret_key = zmq.curve_keypair()
@@ -353,16 +367,19 @@ class Server:
         threading.Thread(target=self._serve, name="nbgpu-meeting", daemon=True).start()
 
     def _send(self, client: bytes, answer: Answer) -> bool:
+        """Send an answer, and return whether the client still takes it."""
         try:
             self._socket.send_multipart([client, b"", *answer], zmq.DONTWAIT)
         except zmq.ZMQError:
-            return False  # it is gone, or takes no answers
+            return False  # the client has disconnected, or does not read its answers
         return True
 
     def _serve(self) -> None:
+        """Take requests one by one, and wake up in between to answer those that expire."""
         while True:
             left_s = self._meeting.next_expiry_mono_s - time.monotonic()
-            if self._socket.poll(None if left_s == math.inf else int(1000 * max(left_s, 0.0)) + 1):
+            timeout_ms = None if left_s == math.inf else int(1000 * max(left_s, 0.0)) + 1
+            if self._socket.poll(timeout_ms):
                 try:
                     client, empty, *frames = self._socket.recv_multipart()
                     if empty == b"":

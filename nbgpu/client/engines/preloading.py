@@ -1,10 +1,10 @@
-"""Processes for the next cluster that are launched before anybody starts it.
+"""Launches the fork server and the controller of the next cluster before anybody starts it.
 
 Most of the time of a start goes into importing torch. When the notebook's extension is loaded, or while
-`nbgpu train` checks the data, the fork server and the controller begin to import in the background, and the
-start finds them ready. A start takes them only if it would launch the same processes itself: with the same
-variables, folder, limits and installed packages. Otherwise they end, and the start launches its own. They
-touch no GPU, and end with this process, however it ends, or unused after ten minutes.
+`nbgpu train` checks the data, the two processes begin to import in the background. A start uses them only if
+it would launch the same processes itself: with the same variables, folder, limits and installed packages.
+Otherwise they end, and the start launches its own. The preloaded processes touch no GPU, and end with this
+process, however it ends, or after ten minutes if no start has used them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nbgpu.host import enough_ranks, launch
 from nbgpu.protocol.records import Device
 
 VARIABLE = "NBGPU_PRELOAD"
-"""Environment variable: 0 turns it off."""
+"""Environment variable: 0 turns preloading off."""
 
 _UNUSED_S = 600.0
 
@@ -35,21 +35,24 @@ _preloading: _Preloading | None = None
 
 @dataclass
 class _Preloading:
+    """The preloaded processes, and the threads that launch them and end them unused."""
+
     expiry: threading.Timer
     thread: threading.Thread = field(init=False)
-    """Launches the processes, because the driver may take a while to list the GPUs."""
+    """Launches the processes, in the background because the driver may take a while to list the GPUs."""
     surroundings: tuple[object, ...] = ()
+    """The variables, folder, limits and packages with which they were launched."""
     launched: launch.Launched | None = None
+    """None until they are launched, or if that fails."""
 
 
 def begin(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterConfig | None = None) -> None:
-    """Launch the processes of a cluster in the background, and return at once.
+    """Launch the processes of a cluster in the background, and return at once. This never raises.
 
-    Does nothing where preloading is turned off or was begun already, or where the ranks will be on other
-    hosts, and never fails.
+    Nothing happens if preloading is turned off or was begun already, or if the ranks will be on other hosts.
 
     Args:
-        choose: finds the devices that a cluster with these settings would get.
+        choose: returns the devices that a cluster with these settings would get now.
         config: the settings of the cluster; None for the defaults.
     """
     global _preloading
@@ -71,7 +74,8 @@ def begin(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterCo
 
 @contextmanager
 def begun(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterConfig) -> Iterator[None]:
-    """Launch the processes of a cluster that is started inside the context, and end them if it is not."""
+    """Preload for a cluster that may be started inside the context; end the processes if no start has used
+    them."""
     begin(choose, config)
     try:
         yield
@@ -80,13 +84,13 @@ def begun(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterCo
 
 
 def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:
-    """Hand over the preloaded processes; None if there are none, or if they no longer match.
+    """Return the preloaded processes to the start that will own them; None if there are none that it can use.
 
-    They match if a launch at this moment would give the same variables, folder, limits and packages.
-    Processes that do not match are ended.
+    It can use them if a launch now would have the same variables, folder, limits and packages. Otherwise they
+    are ended.
 
     Args:
-        engines_environment: the variables of the engines beside this process's own.
+        engines_environment: the variables that the engines get in addition to this process's own.
     """
     preloading = _release()
     if preloading is None or preloading.launched is None:
@@ -111,22 +115,24 @@ def _launch(
     choose: Callable[[ClusterConfig], Sequence[Device]],
     config: ClusterConfig | None,
 ) -> None:
-    """Launch the processes in a thread that imports nothing, because the main thread imports meanwhile."""
+    """Launch the processes. This runs in a thread and imports no module, because the main thread is importing
+    and the two would wait for each other's import locks."""
     try:
         config = config or ClusterConfig.checked()
         if not config.is_local:
             return  # there are no ranks here
         config, _ = enough_ranks.placed(config)
-        wanted = environment.engine_variables(config, choose(config))
-        preloading.surroundings = launch.surroundings(wanted)
-        preloading.launched = launch.launch(launch.new_folder(), wanted)
+        variables = environment.engine_variables(config, choose(config))
+        preloading.surroundings = launch.surroundings(variables)
+        preloading.launched = launch.launch(launch.new_folder(), variables)
     except NoFreeGpuError:
-        return  # the start says who has them
+        return  # the start will say who has the GPUs
     except Exception as error:  # noqa: BLE001 - the start raises what is still wrong then
         _log.warning("nothing is preloaded: %s", error)
 
 
 def _release() -> _Preloading | None:
+    """Wait for the launch, and give up its ownership: the caller uses the processes or ends them."""
     global _preloading
     with _lock:
         preloading, _preloading = _preloading, None
@@ -138,6 +144,7 @@ def _release() -> _Preloading | None:
 
 
 def _end(launched: launch.Launched) -> None:
+    """End preloaded processes. A failure is only logged, because nobody has asked for them."""
     try:
         launched.end()
     except NbgpuError as error:

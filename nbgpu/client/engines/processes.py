@@ -1,4 +1,4 @@
-"""The processes of a cluster on this host: ipyparallel's controller, the fork server and its engines."""
+"""The processes of a cluster on this host: ipyparallel's controller, and the fork server with its engines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from traitlets.log import get_logger
 
@@ -32,20 +33,21 @@ logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
-"""Cells that are sent every few milliseconds do not look at the processes each time."""
+"""For this time the processes count as alive after a check: cells may be sent every few milliseconds."""
 _REPLY_TIMEOUT_S = 1.0
 _REGISTRATION_TIMEOUT_S = 5.0
-"""The controller tells a client of an engine once. A client that connects while the engine registers may miss
-that, and would wait for ever: after this time another one asks for all that are there."""
+"""The controller reports an engine to a client once. A client that connects while the engine registers may
+miss the report, and would wait for ever: after this time a new client gets a list of all engines."""
 _serializers_tables = threading.Lock()
 
 
 class Processes:
-    """The processes of one cluster, which this process or a kernel that is gone has started.
+    """The processes of one cluster, started by this process or by an earlier kernel that has ended.
 
     Args:
-        folder: the cluster's own, which only the user can enter; it goes when the cluster ends.
-        leaders: of the processes' groups, by what messages call them; empty before the start.
+        folder: the cluster's private folder, which is removed when the cluster ends.
+        leaders: the controller and the fork server, which lead process groups, by their names in messages;
+            empty before the start.
     """
 
     def __init__(self, folder: Path, leaders: Mapping[str, ProcessId] | None = None) -> None:
@@ -56,27 +58,23 @@ class Processes:
         self.folder = folder
         self.this_host: Host = ThisHost(folder, from_start=not leaders)
 
-    @classmethod
-    def prepare(cls) -> Self:
-        """The processes of a cluster that is to be started. Its folder has a name, but does not exist yet."""
-        return cls(launch.new_folder())
-
     @property
     def connection_file(self) -> Path:
-        """ipyparallel's file for clients."""
+        """ipyparallel's connection file for clients."""
         return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
 
     @property
     def meeting_file(self) -> Path:
-        """The file that says where the ranks meet. It is there before `connection_file` is."""
+        """The file with the address of the rendezvous store. It is written before `connection_file`."""
         return self.folder / MEETING
 
     def launch(self, environment: Mapping[str, str], ip: str = "") -> None:
-        """Launch the fork server and the controller, or take over the preloaded ones, and return at once.
+        """Launch the fork server and the controller, or use the preloaded ones, and return at once.
 
         Args:
-            environment: the engines' variables beside this process's own.
-            ip: where the ranks will be on other hosts, the address at which the controller listens for them.
+            environment: the variables that the engines get in addition to this process's own.
+            ip: the address at which the controller listens for other hosts; empty if the ranks run on this
+                one.
         """
         if ip:
             preloading.dismiss()
@@ -91,7 +89,7 @@ class Processes:
             except ProcessLookupError:
                 raise self._ended_during_start([name]) from None
 
-    # Cut in two, the client would leave a thread and sockets that nobody knows.
+    # Otherwise an interrupt while the client is made would leave its thread and its sockets behind.
     @uninterrupted()
     def connect(self, num_engines: int, timeout_s: float) -> Any:
         """Connect ipyparallel's client, and return it once all engines have registered.
@@ -103,51 +101,40 @@ class Processes:
         Raises:
             ClusterError: a process ended, or an engine did not come in time.
         """
-        # Here, because the processes are launched before ipyparallel is imported, which takes a quarter of a
-        # second.
+        # Here, because the processes start during this import, which takes a quarter of a second.
         from nbgpu.client.engines.connection import Client
 
         deadline_s = time.monotonic() + timeout_s
+
+        def poll(num_registered: int) -> None:
+            self._poll_start(num_registered, num_engines, deadline_s, timeout_s)
+
         while (connection := self._connection()) is None:
-            self._poll_start(0, num_engines, deadline_s, timeout_s)
+            poll(0)
         _fill_serializers_tables()
-        # A client that connects while an engine registers can miss the engine's registration. After a while
-        # it is replaced by a new one, which gets a list of all engines.
-        client = None
-        reply_timeout_s, registration_timeout_s = min(_REPLY_TIMEOUT_S, timeout_s), _REGISTRATION_TIMEOUT_S
-        reconnect_mono_s = math.inf
-        try:
-            while client is None or len(client.ids) < num_engines:
-                if client is None:
-                    try:
-                        with _hide_unsigned_warning():
-                            client = Client(connection, timeout=reply_timeout_s)
-                    except TimeoutError:
-                        # The controller has ended after it wrote the connection file, or is busy: it gets
-                        # more time, within what is left.
-                        self._poll_start(0, num_engines, deadline_s, timeout_s)
-                        left_s = max(_REPLY_TIMEOUT_S, deadline_s - time.monotonic())
-                        reply_timeout_s = min(2 * reply_timeout_s, left_s)
-                    else:
-                        reconnect_mono_s = time.monotonic() + registration_timeout_s
-                    continue
-                self._poll_start(len(client.ids), num_engines, deadline_s, timeout_s)
-                if time.monotonic() > reconnect_mono_s:
-                    client.close()
-                    client = None
-                    registration_timeout_s *= 2
-        except BaseException:
-            if client is not None:
+        registration_timeout_s = _REGISTRATION_TIMEOUT_S
+        while True:
+            client = _connected(partial(Client, connection), poll, deadline_s)
+            reconnect_mono_s = time.monotonic() + registration_timeout_s
+            try:
+                while len(client.ids) < num_engines and time.monotonic() <= reconnect_mono_s:
+                    poll(len(client.ids))
+            except BaseException:
                 client.close()
-            raise
-        return client
+                raise
+            if len(client.ids) >= num_engines:
+                return client
+            # This client may have missed an engine that registered while it connected; the next one gets a
+            # list of all engines.
+            client.close()
+            registration_timeout_s *= 2
 
     def keep(self) -> None:
-        """Let the processes outlive this one."""
+        """Let the processes run on when this process ends."""
         (self.folder / KEPT).touch(mode=0o600)
 
     def end(self) -> None:
-        """End all of them and what they have started, and remove the folder."""
+        """End the processes with everything that they have started, and remove the folder."""
         processes.end(self.leaders.values())
         for child in self._children.values():
             child.wait()
@@ -166,28 +153,28 @@ class Processes:
         self._reachable_mono_s = now_s
 
     def unreachable(self) -> str | None:
-        """The reason why the engines can no longer be reached, in words; None while they can."""
+        """Return why the engines can no longer be reached: which of the processes has ended, and how. None
+        while they can be reached."""
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         if not gone:
             return None
-        # Only a parent learns how a process ended, and a kernel that has attached is not their parent.
+        # Only the parent learns how a process ended, and a kernel that has attached is not the parent.
         codes = {name: self._exit_code(name) for name in gone if name in self._children}
-        # If one is killed, the others end in good order.
+        # If one of them was killed, the others have ended because of that, and with exit code 0.
         for name, code in codes.items():
             if code is not None and code < 0:
                 return f"the {name} of the cluster is gone (killed by {signal.Signals(-code).name})"
         return f"the {' and the '.join(gone)} of the cluster {'are' if len(gone) > 1 else 'is'} gone"
 
     def _exit_code(self, name: str) -> int | None:
-        """The exit code of a process that is gone; None if it is not known."""
+        """The exit code of a process that has ended, or None if the system does not report it in time."""
         try:
             return self._children[name].wait(_EXIT_CODE_PATIENCE_S)
         except subprocess.TimeoutExpired:
             return None
 
     def _connection(self) -> dict[str, Any] | None:
-        """The content of ipyparallel's file for clients; None while the controller has not written all of
-        it."""
+        """The content of ipyparallel's connection file; None while the controller has not written it."""
         try:
             connection: dict[str, Any] = json.loads(self.connection_file.read_text())
         except (FileNotFoundError, ValueError):
@@ -195,15 +182,20 @@ class Processes:
         return connection
 
     def _ended_during_start(self, gone: Sequence[str]) -> ClusterError:
-        """Return the error for these processes, unless an interrupt ended them: then raise that."""
-        # Until a process has a session of its own it gets the interrupts of this one's group, too.
+        """Return the error for processes that have ended; raise KeyboardInterrupt if an interrupt has ended
+        them."""
+        # Until a process has its own session, Ctrl-C reaches it together with this process.
         take_interrupt()
         log = self.this_host.log_tail("controller" if gone == ["controller"] else "engines")
         return ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
 
-    def _poll_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
-        """Wait a moment; ClusterError if a process has ended, or the engines, or with none the
-        controller, are late."""
+    def _poll_start(self, num_registered: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
+        """Wait a moment during the start.
+
+        Raises:
+            ClusterError: a process has ended, or at `deadline_s` the engines are late, or the controller is
+                if no engine is expected.
+        """
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         gone += ["process of an engine"] * self.this_host.num_ended()
         if gone:
@@ -215,16 +207,37 @@ class Processes:
                     f"the controller did not answer within {timeout_s:g} s; give more with start_timeout_s. {log}"
                 )
             raise ClusterError(
-                f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "
+                f"{num_registered} of {num_engines} engines came within {timeout_s:g} s; give more with "
                 f"start_timeout_s. {self.this_host.log_tail()}"
             )
         time.sleep(0.01)
         take_interrupt()
 
 
+def _connected(make_client: Callable[..., Any], poll: Callable[[int], None], deadline_s: float) -> Any:
+    """Return a client that is connected to the controller. If the controller does not answer, try again with
+    twice the patience.
+
+    Args:
+        make_client: makes a client with a `timeout`, in seconds, after which it raises TimeoutError.
+        poll: raises ClusterError if a process has ended, or at the deadline.
+        deadline_s: the deadline, by the monotonic clock.
+    """
+    reply_timeout_s = _REPLY_TIMEOUT_S
+    while True:
+        try:
+            with _hide_unsigned_warning():
+                return make_client(timeout=reply_timeout_s)
+        except TimeoutError:
+            # The controller has ended after it wrote the connection file, or is busy.
+            poll(0)
+            left_s = max(_REPLY_TIMEOUT_S, deadline_s - time.monotonic())
+            reply_timeout_s = min(2 * reply_timeout_s, left_s)
+
+
 def _fill_serializers_tables() -> None:
-    """Have ipyparallel fill the tables of its serializer, which it does at the first use. Two threads that
-    each start a cluster would interfere with each other there."""
+    """Use ipyparallel's serializer once, under a lock. The first use fills its global tables, and two threads
+    that start clusters at the same time would disturb each other there."""
     from ipyparallel.serialize.canning import can, uncan
 
     with _serializers_tables:
@@ -234,17 +247,17 @@ def _fill_serializers_tables() -> None:
 
 @contextmanager
 def _hide_unsigned_warning() -> Iterator[None]:
-    """Hide a warning without cause. ipyparallel signs no messages if Curve authenticates and encrypts them,
-    and jupyter_client, which does not know of Curve, warns of that."""
+    """Hide jupyter_client's warning about unsigned messages. ipyparallel does not sign them because CurveZMQ
+    authenticates and encrypts them, which jupyter_client does not know."""
 
-    def is_not_that(record: logging.LogRecord) -> bool:
+    def is_other_message(record: logging.LogRecord) -> bool:
         return "Message signing is disabled" not in record.getMessage()
 
     log = get_logger()
     if isinstance(log, logging.LoggerAdapter):
         log = log.logger
-    log.addFilter(is_not_that)
+    log.addFilter(is_other_message)
     try:
         yield
     finally:
-        log.removeFilter(is_not_that)
+        log.removeFilter(is_other_message)

@@ -1,4 +1,4 @@
-"""Which engine has which rank: everything that must be known of a cluster's ranks beside their devices."""
+"""Which engine is which rank, and which generation of the process group they have formed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nbgpu.text.ranks import ranks_by
 
 @dataclass
 class RankAssignment:
-    """The engines behind the ranks. It changes when an engine is replaced, and is kept for the next owner of
-    the cluster."""
+    """The engines and processes of the ranks and spares. It changes when an engine is replaced, and is stored
+    in the registry for the next owner of the cluster."""
 
     engines: dict[int, int] = field(default_factory=dict)
     """ipyparallel's number of each rank's engine."""
@@ -27,28 +27,32 @@ class RankAssignment:
     leaving: list[EngineProcess] = field(default_factory=list)
     """The processes of ranks that are about to leave the group."""
     generation: int = 0
-    """The generation of the group whose forming was begun last."""
+    """The number of the newest generation of the process group, which may not be complete yet."""
     is_whole: bool = True
-    """Whether all ranks joined that generation, and it has not been given up since."""
+    """Whether all ranks have joined that generation, and it was not given up since."""
 
     @classmethod
     @uninterrupted()
     def at_start(
         cls, client: Any, host: str, world_size: int, timeout_s: float, check: Callable[[], None]
     ) -> RankAssignment:
-        """Return the assignment at a cluster's start: the first engines, by number, are the ranks; the others
-        are spares.
+        """Return the assignment at a cluster's start: the engines with the lowest numbers are the ranks, the
+        others are spares.
 
         Args:
+            client: ipyparallel's client, with which all engines are registered.
             host: the name of the host on which they run.
+            world_size: the number of ranks.
+            timeout_s: the time that the engines have to answer, in seconds.
+            check: a function that is called meanwhile, and raises if there is nothing to wait for any more.
 
         Raises:
-            ClusterError: an engine does not answer in time; or `check`, which is called meanwhile, raises it.
+            ClusterError: an engine does not answer in time, or `check` raised it.
         """
         numbers = sorted(client.ids)
-        # Ask all engines before waiting for one: this is part of every start.
-        asked = {number: client[number].apply_async(os.getpid) for number in numbers}
-        pids = collect(asked, timeout_s, check)
+        # Ask all engines before waiting for one, because this is part of every start.
+        replies = {number: client[number].apply_async(os.getpid) for number in numbers}
+        pids = collect(replies, timeout_s, check)
         processes = {number: EngineProcess(host, pid) for number, pid in pids.items()}
         ranks = dict(enumerate(numbers[:world_size]))
         return cls(

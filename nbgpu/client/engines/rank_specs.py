@@ -1,4 +1,4 @@
-"""The `RankSpec` of each rank (engine/process/rank_spec.py): what it must know of its place in the group."""
+"""Makes the `RankSpec` of each rank (engine/process/rank_spec.py): its place in the group and its device."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ def rank_specs(
     chosen: Sequence[Device],
     transport: Transport,
     pool: HostPool,
-    host_of: Callable[[int], str],
+    host_name: Callable[[int], str],
 ) -> list[dict[str, Any]]:
-    """Return the spec of each rank.
+    """Return the spec of each rank, as the arguments of `RankSpec`.
 
     Args:
         config: the cluster's settings.
-        chosen: the device of each rank.
+        chosen: the device of each rank. The transport `SINGLE` uses only the first one.
         transport: the transport between the ranks.
         pool: the hosts of the cluster, whose controller runs.
-        host_of: returns the name of a rank's host.
+        host_name: returns the name of a rank's host.
     """
-    hosts = [host_of(rank) for rank in range(len(chosen))]
+    hosts = [host_name(rank) for rank in range(len(chosen))]
+    world_size = 1 if transport.name == SINGLE else len(chosen)
+    hosts_with_ranks = list(dict.fromkeys(hosts[:world_size]))
     link = config.simulated_link
     meeting = MeetingPlace.read(pool.processes.meeting_file)
     specs = []
-    for rank, device in enumerate(chosen[:1] if transport.name == SINGLE else chosen):
-        place = pool.place_of(hosts[rank])
-        world_size = 1 if transport.name == SINGLE else len(chosen)
-        with_ranks = list(dict.fromkeys(hosts[:world_size]))
+    for rank, device in enumerate(chosen[:world_size]):
+        place = pool.place(hosts[rank])
+        # A process sees only the devices of its own host.
         ranks_here = [other for other in range(world_size) if hosts[other] == hosts[rank]]
-        # No process sees another host's devices.
-        devices_here = [d for d, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
+        devices_here = [chosen[other] for other in range(len(chosen)) if hosts[other] == hosts[rank]]
         bound = numa.binding(place.numa_nodes if config.bind_cores else {}, device, devices_here)
         specs.append(
             {
@@ -49,8 +49,8 @@ def rank_specs(
                 "host": place.name,
                 "local_rank": ranks_here.index(rank),
                 "local_world_size": len(ranks_here),
-                "host_number": with_ranks.index(hosts[rank]),
-                "num_hosts": len(with_ranks),
+                "host_number": hosts_with_ranks.index(hosts[rank]),
+                "num_hosts": len(hosts_with_ranks),
                 "interface": place.interface,
                 "backend": transport.backend,
                 "transport": transport.name,

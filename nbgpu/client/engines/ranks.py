@@ -1,7 +1,8 @@
-"""The engines of a cluster as the ranks of one group: their assignment, and how the group is repaired.
+"""The ranks of one process group: which engine is which rank, and how the group is formed again.
 
-A rank keeps its number unless the number of ranks changes. The engine behind it may change: an engine that
-died is replaced by a new one, or by a waiting spare, which takes its spec in the group's next generation.
+A rank keeps its number unless the number of ranks changes. Its engine may change: an engine that died is
+replaced by a new one, or by a spare that waits, and the process group is then formed again. Each time that
+it is formed is a generation of the group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nbgpu.client.engines.results import RanksLateError, collect, failures
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
-from nbgpu.machine.processes import CoreUse, EngineProcess
+from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import Transport
 from nbgpu.protocol.calls import Call
@@ -43,15 +44,15 @@ _EXIT_PATIENCE_S = 5.0
 
 
 class Ranks:
-    """Reaches the ranks' engines, and forms their group again.
+    """Sends cells and calls to the ranks' engines, and forms their process group.
 
     Args:
         pool: the hosts of the engines. All engines for ranks and spares are registered with its client.
         chosen: the device of each rank.
-        transport: the transport between the ranks, if it is known already.
+        transport: the transport between the ranks. `assign_engines` may choose another one.
         config: the cluster's settings.
-        assignment: the assignment so far.
-        note: a function that is called when the assignment has changed.
+        assignment: which engine is which rank; this object changes it.
+        note: a function that is called after each change of the assignment, to store it.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class Ranks:
         self._pool = pool
         self._client: Client = pool.client
         self._views: dict[int, Any] = {}
-        """By engine; kept because making a view takes longer than sending a cell."""
+        """ipyparallel's view of each engine, kept because making one takes longer than sending a cell."""
         self._lifetimes = Lifetimes(pool, assignment, note)
         self._suspects: set[int] = set()
-        """Ranks whose state does not count if the ranks differ. Empty once the group is whole."""
+        """Ranks that have failed. Where the ranks' states differ, the others' state is the right one. Empty
+        once the group is whole."""
         self._transport = transport
         self._specs = self._specs_with_transport(transport)
 
@@ -81,7 +83,7 @@ class Ranks:
         return rank_specs.rank_specs(self._config, self._chosen, transport, self._pool, self._host_name)
 
     def _host_name(self, rank: int) -> str:
-        """The name of a rank's host; a rank that is about to come is on the notebook's."""
+        """The name of a rank's host. A rank that has no process yet will be on the notebook's host."""
         process = self.assignment.processes.get(rank)
         return self._pool.processes.this_host.name if process is None else process.host
 
@@ -100,14 +102,9 @@ class Ranks:
 
     @property
     def pids_here(self) -> dict[int, int]:
-        """The process id of every rank, where the ranks are on this host; empty where they are on others:
-        there the same pid belongs to another process."""
-        # Another host may have this one's name, so that names alone do not tell.
-        if self._pool.members:
-            return {}
-        here = self._pool.processes.this_host.name
-        processes = self.assignment.processes
-        return {rank: process.pid for rank, process in processes.items() if process.host == here}
+        """The process id of every rank if the ranks run on this host. Empty if they run on other hosts: here
+        the same pid belongs to another process."""
+        return {} if self._pool.members else self.pids
 
     def __getitem__(self, rank: int) -> Any:
         """Return ipyparallel's view of a rank's engine."""
@@ -117,6 +114,7 @@ class Ranks:
         return self._views[engine]
 
     def _engine(self, rank: int) -> int:
+        """Return the number of a rank's engine. Raise ClusterError if the engine is not registered."""
         engine = self.assignment.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(
@@ -139,13 +137,12 @@ class Ranks:
 
     @uninterrupted()
     def assign_engines(self, transport: Transport, with_new_engines: bool) -> None:
-        """Prepare the ranks for `join` over a transport: work out their specs, and start new engines if
-        asked.
+        """Prepare the ranks for `join` over a transport: make their specs, and start new engines if asked.
 
         Args:
             transport: the transport that is tried next.
-            with_new_engines: whether to replace the engines, because they have tried another transport, whose
-                remains in a process cannot be repaired.
+            with_new_engines: whether to replace the engines. They have tried another transport, and a process
+                in which a transport has failed cannot be repaired.
         """
         if with_new_engines:
             self.end(range(len(self)))
@@ -161,10 +158,14 @@ class Ranks:
 
     @uninterrupted()
     def join(self, timeout_s: float) -> list[str]:
-        """Form the first group; return the variables that were set for its transport, as 'NAME=value'.
+        """Form the first group, and return the environment variables that the ranks set for its transport,
+        as 'NAME=value'.
+
+        Args:
+            timeout_s: the time that all ranks have to join, in seconds.
 
         Raises:
-            ClusterError: a rank's process ended, or a rank did not come in time.
+            ClusterError: a rank's process ended, or a rank did not join in time.
             RankError: a rank failed.
         """
         self._note()
@@ -179,10 +180,13 @@ class Ranks:
     def call(
         self, function: str, *args: Any, ranks: Iterable[int] | None = None, with_spec: bool = False
     ) -> dict[int, Reply]:
-        """Call a function, usually a `Call`, on these ranks (on all of them if none are named); return at
-        once.
+        """Call a function on ranks, and return their pending replies at once.
 
-        With `with_spec` the first argument is the rank's own spec.
+        Args:
+            function: its name as `module:function`, usually a `Call`.
+            args: its arguments.
+            ranks: the ranks; None for all.
+            with_spec: whether each rank gets its `RankSpec` as an argument before the others.
         """
         chosen = range(len(self)) if ranks is None else ranks
         return {
@@ -203,50 +207,49 @@ class Ranks:
             self._pool.hosts[host].interrupt(processes)
 
     def sever(self, generation: int | None = None) -> None:
-        """Free all ranks from whatever collective they wait in; afterwards the group must be formed again.
+        """Abort the collectives in which ranks wait. Afterwards the group must be formed again.
 
-        Ranks that wait in no collective are cut off too: gloo may not notice a connection that was cut at one
-        end only. A second call for the same generation does nothing more.
+        All ranks lose their connections, also those that wait in no collective: gloo may not notice a
+        connection that was cut at one end only. A second call for the same generation does nothing more.
 
         Args:
-            generation: the generation of the group that is given up; None for the present one. A thread that
-                may come after the next one was formed names the one that it saw.
+            generation: the generation of the group that is given up; None for the present one. A thread names
+                the generation that it saw, because the next one may have been formed meanwhile.
         """
         assignment = self.assignment
         given_up = assignment.generation if generation is None else generation
-        is_news = assignment.is_whole and given_up == assignment.generation
-        if is_news:
+        is_first_call = assignment.is_whole and given_up == assignment.generation
+        if is_first_call:
             assignment.is_whole = False
         for host, processes in by_host(assignment.processes.values()).items():
             try:
                 self._pool.hosts[host].give_up(processes, given_up)
             except HostLostError:
-                # Its ranks are lost with it, and those of the other hosts wait to be freed.
+                # Its ranks are lost with it, but those of the other hosts still have to be freed.
                 _log.warning("host %s is lost, and its ranks could not be freed", host)
-        if is_news:
+        if is_first_call:
             self._note()
 
     @property
     def group_is_whole(self) -> bool:
-        """Whether the group may be used: all ranks joined it, and it has not been given up since, by the
-        client or by a rank whose collective took too long."""
-        return self.assignment.is_whole and not self._ranks_of(self._client.cut_off)
+        """Whether the group may be used: all ranks joined it, and since then neither the client nor a rank
+        whose collective took too long has given it up."""
+        return self.assignment.is_whole and not self._as_ranks(self._client.cut_off)
 
     def without_group(self) -> list[int]:
-        """Return the ranks that are no longer in a process group, because their own code has ended it."""
-        return self._ranks_of(self._client.without_group)
+        """Return the ranks that are no longer in a process group, because a cell has destroyed it there."""
+        return self._as_ranks(self._client.without_group)
 
     def signals_taken(self) -> dict[str, list[int]]:
-        """Return, by the name of a signal, the ranks whose code has replaced its handler; report each only
-        once."""
-        taken = {name: self._ranks_of(engines) for name, engines in self._client.taken_signals.items()}
+        """Return, by the name of a signal, the ranks on which a cell has replaced its handler since the last
+        call."""
+        taken = {name: self._as_ranks(engines) for name, engines in self._client.taken_signals.items()}
         self._client.taken_signals.clear()
         return taken
 
-    def _ranks_of(self, engines: Collection[int]) -> list[int]:
-        return (
-            [rank for rank, engine in self.assignment.engines.items() if engine in engines] if engines else []
-        )
+    def _as_ranks(self, engines: Collection[int]) -> list[int]:
+        """The ranks that these engines are."""
+        return [rank for rank, engine in self.assignment.engines.items() if engine in engines]
 
     def require_reachable(self) -> None:
         """Raise ClusterError if the controller or the fork server is gone: no message would arrive."""
@@ -254,7 +257,7 @@ class Ranks:
 
     @uninterrupted()
     def untouched_by_cell(self) -> bool:
-        """Return whether nothing went through the process groups of any rank in the last cell."""
+        """Return whether no rank used a process group in the last cell."""
         return all(collect(self.call(Call.UNTOUCHED_BY_CELL), _REGROUP_PATIENCE_S).values())
 
     def how_ended(self, rank: int) -> str | None:
@@ -267,32 +270,32 @@ class Ranks:
         return f"rank {rank} on host {self._host_name(rank)}" if self._pool.members else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
-        """Return whether the process of a rank is on its way out."""
+        """Return whether the process of a rank is exiting or has ended."""
         process = self.assignment.processes[rank]
-        return self._pool.host_of(process).is_ending(process.pid)
+        return self._pool.process_host(process).is_ending(process.pid)
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """Return those of these ranks that live but stand still, each with the reason and the way to let it
-        go on, in words.
+        """Return the ranks that are alive but kept from running, as by SIGSTOP or a debugger; each with the
+        reason and the remedy, in words.
 
         Args:
             ranks: the ranks to look at; None for all.
         """
-        chosen = self.assignment.processes if ranks is None else ranks
-        return {
-            rank: reason for rank in chosen if (reason := self._standstill(self.assignment.processes[rank]))
+        processes = self.assignment.processes
+        chosen = processes if ranks is None else ranks
+        reasons = {
+            rank: self._pool.process_host(processes[rank]).standstill(processes[rank].pid) for rank in chosen
         }
-
-    def _standstill(self, process: EngineProcess) -> str:
-        return self._pool.host_of(process).standstill(process.pid)
+        return {rank: reason for rank, reason in reasons.items() if reason}
 
     @uninterrupted()
     def wait_for(self, results: Mapping[int, Reply]) -> dict[int, Any]:
-        """Collect the results of ranks, with a notice while one of them stands still.
+        """Wait for the replies of ranks and return their values, by rank. A notice under the cell names the
+        ranks that stand still meanwhile.
 
         Raises:
             ClusterError: no rank can be reached any more.
-            RankError: it raised on one rank or more.
+            RankError: the call raised on one rank or more.
         """
         with StandstillNotice(self.standstills) as notice:
 
@@ -305,11 +308,11 @@ class Ranks:
     def resident_bytes(self, rank: int) -> int | None:
         """Return the memory that a rank's process has in RAM, or None if the process is gone."""
         process = self.assignment.processes[rank]
-        return self._pool.host_of(process).resident_bytes(process.pid)
+        return self._pool.process_host(process).resident_bytes(process.pid)
 
     def core_uses(self, ranks: Iterable[int]) -> dict[int, CoreUse]:
-        """Return the core time that the process of each rank has used and waited for so far; a process that
-        is gone is left out."""
+        """Return how long the process of each rank has used and waited for CPU cores so far, in seconds; a
+        process that has ended is left out."""
         return self._lifetimes.core_uses({rank: self.assignment.processes[rank] for rank in ranks})
 
     def gone(self) -> dict[int, str]:
@@ -321,8 +324,8 @@ class Ranks:
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
 
     def gone_together(self) -> dict[int, str]:
-        """Return the ranks whose processes have ended, as `gone` does, after a wait for those that are
-        exiting: what has ended one may have ended the others, too."""
+        """Return the ranks whose processes have ended, as `gone` does, but wait for those that are exiting
+        until they have ended, too: one cause may end several ranks, a moment apart."""
         give_up_s = time.monotonic() + _EXIT_PATIENCE_S
         while gone := self.gone():
             alive = set(range(len(self))) - gone.keys()
@@ -337,32 +340,32 @@ class Ranks:
 
     @uninterrupted()
     def regroup(self, failed: Collection[int] = ()) -> list[str]:
-        """Form the process group again on all ranks, and start their DDP objects over on it.
+        """Form the process group again on all ranks, and restart their DDP objects on it.
 
         Args:
-            failed: ranks whose state is not to be trusted if the ranks differ.
+            failed: ranks that have failed: where the ranks' states differ, the others' state is kept.
 
         Returns:
             A line for each variable of the ranks that belonged to the old group and has to be made again.
 
         Raises:
             ClusterError: a rank's process ended meanwhile.
-            RanksLateError: a rank did not come.
-            RankError: a rank failed to join again and again.
+            RanksLateError: a rank did not join in time.
+            RankError: a rank failed to join, in each of several attempts.
         """
         self._suspects.update(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
                 return self._form_again()
             except RankError as error:
-                # The next generation shares nothing with this one.
+                # The next generation shares nothing with this one, so another attempt may succeed.
                 _log.warning("the process group is formed once more: %s", error)
         return self._form_again()
 
     def _form_again(self) -> list[str]:
-        """Have all ranks form the next generation of the group; see `regroup`, which may try it again."""
-        everybody = range(len(self))
-        healthy = [rank for rank in everybody if rank not in self._suspects] or list(everybody)
+        """Form the next generation of the group, once; see `regroup`."""
+        all_ranks = range(len(self))
+        healthy = [rank for rank in all_ranks if rank not in self._suspects] or list(all_ranks)
         try:
             self.assignment.generation += 1
             self.assignment.is_whole = False
@@ -370,7 +373,7 @@ class Ranks:
             joining = self.call(Call.JOIN_AGAIN, self.assignment.generation, healthy, with_spec=True)
             lost = self._wait_for_meeting(joining, _REGROUP_PATIENCE_S)
         except BaseException:
-            # Free the ranks even if the person stopped it: those that came would wait for one that does not.
+            # Also after an interrupt: the ranks that have joined would wait for one that does not.
             self.sever()
             raise
         self.assignment.is_whole = True
@@ -380,41 +383,40 @@ class Ranks:
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
     def _wait_for_meeting(self, results: Mapping[int, Reply], timeout_s: float) -> dict[int, Any]:
-        """Wait for calls in which the ranks wait for one another; if one rank fails, free the others.
+        """Wait for the replies to a call in which the ranks wait for one another. If one rank fails, abort
+        the wait of the others.
 
         Raises:
             ClusterError: a rank's process ended.
             RanksLateError: a rank did not answer in time.
             RankError: a rank failed.
         """
-        severed = False
+        is_severed = False
         give_up_s = time.monotonic() + timeout_s
-        while waiting := [result for result in results.values() if not result.ready()]:
+        while pending := {rank: result for rank, result in results.items() if not result.ready()}:
             if time.monotonic() > give_up_s:
-                break
-            waiting[0].wait(_POLL_PERIOD_S)
+                standing = [f"rank {rank}: {reason}" for rank, reason in self.standstills(pending).items()]
+                named = ", ".join(map(str, pending))
+                message = f"rank {named} did not answer within {timeout_s:g} s"
+                raise RanksLateError("; ".join([message, *standing]), pending)
+            next(iter(pending.values())).wait(_POLL_PERIOD_S)
             take_interrupt()
             gone = self.gone()
-            if not severed and (gone or failures({r: a for r, a in results.items() if a.ready()})):
+            answered = {rank: result for rank, result in results.items() if result.ready()}
+            if not is_severed and (gone or failures(answered)):
                 self.sever()
-                severed = True
+                is_severed = True
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
-        if late := {rank: result for rank, result in results.items() if not result.ready()}:
-            standing = [f"rank {rank}: {reason}" for rank, reason in self.standstills(late).items()]
-            named = ", ".join(map(str, late))
-            raise RanksLateError(
-                "; ".join([f"rank {named} did not answer within {timeout_s:g} s", *standing]), late
-            )
         return collect(results, _POLL_PERIOD_S)
 
     @uninterrupted()
     def resize(self, chosen: Sequence[Device], transport: Transport, hosts: Sequence[str]) -> list[str]:
-        """Form the group with another number of ranks: new engines become the last ranks, or the last ranks
-        leave.
+        """Form the group with another number of ranks: new engines are appended as the last ranks, or the
+        last ranks leave.
 
-        Either all of it happens or, when this raises, the ranks and their engines are those from before. The
-        group then has to be formed again. The processes of ranks that leave run until `end_leaving`.
+        If this raises, the ranks and their engines are the same as before, and the group has to be formed
+        again. The processes of ranks that leave run until `end_leaving`.
 
         Args:
             chosen: the device of each rank. Ranks that stay keep theirs.
@@ -425,23 +427,18 @@ class Ranks:
             The lines that `regroup` returns.
 
         Raises:
-            ClusterError: a new engine did not come, or the process of a rank ended meanwhile.
-            RankError: a rank failed to join again and again.
+            ClusterError: a new engine did not register, or the process of a rank ended meanwhile.
+            RankError: a rank failed to join, in each of several attempts.
         """
         assignment = self.assignment
-        # All that this changes, to be restored if it fails.
-        before = (
-            self._chosen,
-            self._specs,
-            self._transport,
-            dict(assignment.engines),
-            dict(assignment.processes),
-        )
+        # Everything that this changes, to be restored if it fails.
+        engines, processes = dict(assignment.engines), dict(assignment.processes)
+        before = self._chosen, self._specs, self._transport, engines, processes
         new = range(len(self), len(chosen))
         arrived = dict(zip(new, self._lifetimes.take_spares(hosts), strict=True))
         new_processes = {engine: assignment.spares[engine] for engine in arrived.values()}
         leaving = {rank: process for rank, process in assignment.processes.items() if rank >= len(chosen)}
-        # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
+        # Their processes are ended only by `end_leaving`: if the others cannot form a group, they stay.
         assignment.leaving = list(leaving.values())
         try:
             self._lifetimes.assign_spares(arrived)
@@ -477,11 +474,11 @@ class Ranks:
             self._note()
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Take ranks out whose host is lost. The others are numbered without a gap, in their order, and the
-        group has to be formed again.
+        """Remove ranks whose host or GPU is lost. The others get new numbers from 0 on, in their order, and
+        the group has to be formed again.
 
         Args:
-            ranks: those that are lost; some others stay.
+            ranks: the ranks to remove; at least one other rank stays.
         """
         assignment = self.assignment
         staying = [rank for rank in range(len(self)) if rank not in ranks]
@@ -504,10 +501,10 @@ class Ranks:
 
         Args:
             ranks: the ranks.
-            replay: a function that is called for each new rank before it joins the group; in the code that it
-                runs there, every collective returns at once and does nothing.
-            on: the names of the hosts on which the new engines run; a rank that is not named stays on its
-                own.
+            replay: a function that runs cells again on each new rank before the rank joins the group. In
+                these cells every collective returns at once and does nothing.
+            on: by rank, the name of the host on which its new engine runs; a rank that is left out stays on
+                its host.
 
         Returns:
             The lines that `regroup` returns.
@@ -519,7 +516,7 @@ class Ranks:
         arrived = dict(zip(ranks, self._lifetimes.take_spares(hosts), strict=True))
         self._lifetimes.assign_spares(arrived)
         if on:
-            # A host that came back has another folder, and perhaps another interface.
+            # A host that was started again has another folder, and perhaps another network interface.
             self._specs = self._specs_with_transport(self._transport)
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
@@ -537,14 +534,19 @@ class Ranks:
 
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
-        """Have the imports for training done wherever a rank's replacement will come from; return at once."""
+        """Import what training needs in the fork servers and the spares, from which later engines come, and
+        return at once.
+
+        Args:
+            recipes: the names of the recipes.
+        """
         self._pool.prepare_engines(list(recipes))
         for engine in set(self.assignment.spares) & set(self._client.ids):
             self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
     @uninterrupted()
     def add_spares(self, num_spares: int) -> None:
-        """Start spares until there are `num_spares`; return before they are ready."""
+        """Start spares on this host until there are `num_spares`; return before they are ready."""
         while len(self.assignment.spares) < num_spares:
             self._lifetimes.new_spare(self._pool.processes.this_host.name)
 
@@ -553,7 +555,8 @@ class Ranks:
         """End the processes of ranks.
 
         Args:
-            why: the text that later messages give, behind the ranks' names, for how they ended.
+            why: what later messages say behind the ranks' names about how they ended; empty for the usual
+                text.
 
         Raises:
             ClusterError: a process does not end.
@@ -562,8 +565,8 @@ class Ranks:
             self._lifetimes.end(self.assignment.processes[rank], self.name_of(rank), why)
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
-        """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and
-        anything printed before that is lost silently."""
+        """Wait until a rank's output arrives here. ZeroMQ's subscription takes a moment to reach the rank,
+        and everything that the rank printed before would be lost without an error."""
         give_up_s = time.monotonic() + timeout_s
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:

@@ -1,4 +1,4 @@
-"""A rank's reply, for code that waits for ranks and does not care how they are reached."""
+"""The interface of a rank's pending reply, by whatever way the reply arrives."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ class Reply(Protocol):
 
     def ready(self) -> bool:
         """Return whether the reply is here."""
-        ...
 
     def wait(self, timeout_s: float, /) -> bool:
-        """Wait for the reply, at most this long; return whether it is here."""
-        ...
+        """Wait for the reply, at most this many seconds; return whether it is here."""
 
     def result(self) -> Any:
         """Return the value, or raise the rank's exception."""
-        ...
 
     def exception(self) -> Exception | None:
         """Return the rank's exception, or None."""
-        ...
 
     def add_done_callback(self, tell: Callable[[Any], object], /) -> None:
         """Call `tell` with the reply once it is here, on any thread, or at once if it is here already."""
-        ...

@@ -1,4 +1,4 @@
-"""Turns ipyparallel's results into nbgpu's own terms: values by rank, or the ranks' failures."""
+"""Waits for the replies of ranks, and turns them into values by rank, or into a `RankError`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def collect(
 
     Args:
         results: the pending replies, by rank.
-        timeout_s: the time after which ClusterError is raised; None waits as long as it takes.
-        check: a function that is called repeatedly meanwhile; it raises if there is nothing to wait for any
+        timeout_s: the time after which ClusterError is raised, in seconds; None for no limit.
+        check: a function that is called repeatedly meanwhile, and raises if there is nothing to wait for any
             more.
 
     Raises:
-        RankError: a rank raised; it has every rank's failure.
+        RankError: a rank raised; the error has the failures of all ranks.
         ClusterError: a rank did not answer in time, or `check` raised it.
     """
     give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -62,12 +62,13 @@ def collect(
 
 
 def failures(results: Mapping[int, Reply]) -> list[RankFailure]:
-    """Return the failure of each rank that failed, for results that are all done."""
+    """Return the failures of the ranks that failed. All of these replies must be here."""
     errors = {rank: result.exception() for rank, result in results.items()}
     return [_failure(rank, error) for rank, error in errors.items() if error is not None]
 
 
 def _failure(rank: int, error: Exception) -> RankFailure:
+    """Convert ipyparallel's error of a rank; raise any other exception, which did not come from a rank."""
     from ipyparallel import RemoteError
 
     if not isinstance(error, RemoteError):
@@ -78,16 +79,15 @@ def _failure(rank: int, error: Exception) -> RankFailure:
 
 
 def sentence(text: str) -> str:
-    """Return the text with a full stop; a description of how a rank ended may already end with a question
-    mark."""
+    """Return the text with a full stop, unless it ends with a question mark."""
     return text if text.endswith("?") else f"{text}."
 
 
 class LeftResult:
-    """The outcome that a rank left in a run's folder when its training ended, in place of ipyparallel's
-    AsyncResult.
+    """A `Reply` that reads the outcome of a training from the file that each rank writes to the run's folder.
 
-    The controller gives a result only to the client that asked for it, and that client may be gone by then.
+    ipyparallel's result would not do: the controller sends it only to the client that asked for it, which may
+    have ended by then.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -96,6 +96,7 @@ class LeftResult:
         self._outcome: RunState | RankFailure | None = None
 
     def ready(self) -> bool:
+        """Return whether the rank has written its outcome."""
         if self._outcome is None:
             self._outcome = runs.outcome(self._folder, self._rank)
         return self._outcome is not None
@@ -108,16 +109,16 @@ class LeftResult:
         return self.ready()
 
     def add_done_callback(self, tell: Callable[[Any], object]) -> None:
-        """Do nothing: a file calls no function, so callers look for it repeatedly."""
+        """Do nothing: callers call `ready` repeatedly, because nothing reports that the file was written."""
 
     def exception(self) -> Exception | None:
         """Return how the rank failed, once it has failed."""
         from ipyparallel import RemoteError
 
-        left = self._outcome
-        if not isinstance(left, RankFailure):
+        failure = self._outcome
+        if not isinstance(failure, RankFailure):
             return None
-        error: Exception = RemoteError(left.error_type, left.message, left.traceback)
+        error: Exception = RemoteError(failure.error_type, failure.message, failure.traceback)
         return error
 
     def result(self) -> RunState | None:

@@ -1,6 +1,6 @@
-"""Cards that tell a person about each device of this host: how full it is, how busy, and who has it.
+"""Cards that describe the devices of this host: the memory and load of each, and who uses it.
 
-The control panel, `nbgpu top`, `nbgpu doctor` and JupyterLab's sidebar all show these cards.
+The control panel, `nbgpu top`, `nbgpu doctor` and JupyterLab's sidebar show these cards.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCard:
-    """One device at one moment, in numbers and words. None stands for what is not reported."""
+    """One device at one moment, in numbers and words. None stands for a value that the driver does not
+    report."""
 
     kind: Literal["gpu", "cpu"]
     uuid: str = ""
-    """The driver's name of the GPU; empty for the CPU, and for a GPU whose name cannot be read."""
+    """The GPU's UUID; empty for the CPU, and for a GPU whose UUID cannot be read."""
     title: str
     """'GPU 3', 'MIG 1g.10gb device 0' or 'CPU'."""
     name: str
     group: str = ""
-    """The split GPU above a part of it (MIG), such as 'GPU 1 NVIDIA A100'; empty for a whole device."""
+    """The GPU to which a MIG device belongs, such as 'GPU 1 NVIDIA A100'; empty for a whole device."""
     used_bytes: int | None
     total_bytes: int
     utilization_percent: float | None
@@ -43,17 +44,17 @@ class DeviceCard:
     power_w: float | None = None
     power_limit_w: float | None = None
     neighbours: str = ""
-    """The nearest other GPUs in words; empty where none is near."""
+    """The GPUs with the fastest connection to this one, in words; empty if there are none."""
     state: State
     holder: str
-    """Who has the device, in a few words: 'free', 'train.ipynb', 'user ada'."""
+    """Who uses the device, in a few words: 'free', 'train.ipynb', 'user ada'."""
     why: str = ""
-    """A sentence about a device that is not free, with what to do; empty for a free one."""
+    """A sentence that says who uses the device, and what to do; empty for a free one."""
 
     @property
     def is_choosable(self) -> bool:
-        """Whether a new cluster may take the device. GPUs of this user's other clusters are refused, and
-        those of other people can be shared."""
+        """Whether a person may choose the device for a new cluster. GPUs that other users have can be shared,
+        but not those of this user's other clusters."""
         return self.state in ("free", "this notebook", "others")
 
     def memory_in_words(self) -> str:
@@ -69,7 +70,7 @@ class DeviceCard:
         return "not reported" if percent is None else f"{percent:.0f} % busy"
 
     def heat_in_words(self) -> str:
-        """'41 °C, 180 of 700 W', without what is not known."""
+        """'41 °C, 180 of 700 W', without the values that are not reported."""
         parts = []
         if self.temperature_c is not None:
             parts.append(f"{self.temperature_c:.0f} °C")
@@ -79,8 +80,8 @@ class DeviceCard:
         return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """The card for pages and scripts: every field, and what people read in words made here, so that they
-        are the same everywhere. `widgets/src/device_cards.ts` has the same keys."""
+        """The card as JSON values, for pages and scripts: every field, and the texts for people, which are
+        the same everywhere because they are made here. `widgets/src/device_cards.ts` has the same keys."""
         return {
             **asdict(self),
             "is_choosable": self.is_choosable,
@@ -95,15 +96,15 @@ class HostDevices:
     """All devices of this host at one moment."""
 
     cards: tuple[DeviceCard, ...]
-    """The GPUs in the driver's order, and last the CPU."""
+    """The GPUs in the driver's order, then the CPU."""
     note: str = ""
-    """A sentence about GPUs that are not among the cards, such as hidden ones; empty where there are none."""
+    """Sentences about GPUs without cards, such as hidden ones, and about what cannot be read; or empty."""
 
     proposed: tuple[str, ...] = ()
-    """The UUIDs of the GPUs that a new cluster is offered before a person has chosen any."""
+    """The UUIDs of the GPUs that are proposed for a new cluster."""
 
     def as_json(self) -> dict[str, Any]:
-        """The devices for pages and scripts."""
+        """The devices as JSON values, for pages and scripts."""
         return {
             "devices": [card.as_json() for card in self.cards],
             "note": self.note,
@@ -111,16 +112,12 @@ class HostDevices:
         }
 
     def uses(self) -> dict[str, str]:
-        """Return by UUID, for each GPU that is not free, the sentence that says who has it."""
+        """For each GPU that is not free, by its UUID, the sentence that says who uses it."""
         return {card.uuid: card.why for card in self.cards if card.uuid and card.why}
-
-    def free_gpus(self) -> list[str]:
-        """The UUIDs of the GPUs that nobody uses."""
-        return [card.uuid for card in self.cards if card.uuid and card.state == "free"]
 
 
 class DeviceCards:
-    """Makes the cards of this host's devices, as often as they are asked for."""
+    """Reads the devices of this host repeatedly, and makes their cards."""
 
     def __init__(self) -> None:
         self._gpus = GpuChooser()
@@ -132,13 +129,13 @@ class DeviceCards:
         self.close()
 
     def close(self) -> None:
-        """End the use of the driver, until the next reading. Harmless when repeated."""
+        """Release the driver until the next reading. A second call does nothing."""
         self._gpus.close()
 
     def read(self) -> HostDevices:
-        """The devices as they are now. What cannot be read is said in the cards and the note."""
+        """Return the devices as they are now. The cards and the note say what could not be read."""
         reading = self._gpus.read_host()
-        notes = [*_hidden(reading), *_driver_problem(reading)]
+        notes = _reading_notes(reading)
         try:
             clusters = registry.entries()
         except ClusterError as error:
@@ -147,30 +144,31 @@ class DeviceCards:
         held = self._gpus.held(reading, clusters)
         cards = (
             *map(_gpu_card, held),
-            *(_cpu_card(each, clusters) for each in reading.devices if each.device.kind == "cpu"),
+            *(_cpu_card(cpu, clusters) for cpu in reading.devices if cpu.device.kind == "cpu"),
         )
         proposed: list[str] = []
         try:
-            found = site_file.read()
-            most = site.most_gpus()
+            site_default = site_file.read().defaults.get("gpus", "")
+            limit = site.most_gpus()
             # The GPUs that this user's clusters have count against the site's limit.
-            left = None if most is None else max(0, most - len(registry.gpus_here(clusters)))
-            proposed = self._gpus.propose(held, found.defaults.get("gpus", ""), left)
+            num_allowed = None if limit is None else max(0, limit - len(registry.gpus_here(clusters)))
+            proposed = self._gpus.propose(held, site_default, num_allowed)
         except ConfigError as error:
             notes.append(f"No GPU is chosen yet: {error}.")
         return HostDevices(cards, " ".join(notes), tuple(proposed))
 
 
 def _gpu_card(gpu: HeldGpu) -> DeviceCard:
-    """Make the card of a GPU, or of a part of a split GPU (MIG), from its reading and its holder."""
+    """Make the card of a GPU or of a MIG device."""
     reading, holder = gpu.reading, gpu.holder
-    device, whole = reading.device, f"GPU {reading.device.index}"
+    device, is_mig = reading.device, reading.part is not None
+    gpu_title = f"GPU {device.index}"
     return DeviceCard(
         kind="gpu",
         uuid=device.uuid,
-        title=whole if reading.part is None else f"{_profile(device.name)} device {reading.part}",
+        title=f"{_mig_profile(device.name)} device {reading.part}" if is_mig else gpu_title,
         name=device.name,
-        group="" if reading.part is None else f"{whole} {reading.whole_name}",
+        group=f"{gpu_title} {reading.whole_name}" if is_mig else "",
         used_bytes=reading.used_bytes,
         total_bytes=device.memory_bytes,
         utilization_percent=reading.utilization_percent,
@@ -184,31 +182,29 @@ def _gpu_card(gpu: HeldGpu) -> DeviceCard:
     )
 
 
-def _hidden(reading: HostReading) -> list[str]:
-    if not reading.num_hidden:
-        return []
-    number = f"{reading.num_hidden} GPU{'s' if reading.num_hidden != 1 else ''}"
-    return [f"{reading.hidden_by} hides {number} of this machine."]
+def _reading_notes(reading: HostReading) -> list[str]:
+    """Sentences about hidden GPUs, and about an error of the driver."""
+    notes = []
+    if reading.num_hidden:
+        number = f"{reading.num_hidden} GPU{'s' if reading.num_hidden != 1 else ''}"
+        notes.append(f"{reading.hidden_by} hides {number} of this machine.")
+    if reading.problem:
+        notes.append(
+            f"No GPU can be used, because NVIDIA's driver answers: {reading.problem}. nvidia-smi may say more; after an "
+            "update of the driver the machine needs a reboot."
+        )
+    return notes
 
 
-def _driver_problem(reading: HostReading) -> list[str]:
-    if not reading.problem:
-        return []
-    return [
-        f"No GPU can be used, because NVIDIA's driver answers: {reading.problem}. nvidia-smi may say more; after an "
-        "update of the driver the machine needs a reboot."
-    ]
-
-
-def _profile(name: str) -> str:
-    """'MIG 1g.10gb' of the driver's 'NVIDIA A100-SXM4-80GB MIG 1g.10gb'."""
+def _mig_profile(name: str) -> str:
+    """'MIG 1g.10gb' for the driver's 'NVIDIA A100-SXM4-80GB MIG 1g.10gb'."""
     _, separator, profile = name.partition(" MIG ")
     return f"MIG {profile}" if separator else name
 
 
 def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCard:
-    """Make the card of the CPU. The name has the cores, and the limits of the control group if these are
-    lower than what the host has. Any number of clusters may have ranks on the CPU, so it is never taken."""
+    """Make the card of the CPU. Its name has the number of cores, and the limits of the control group if the
+    host has more. Any number of clusters may have ranks on the CPU, so it counts as free."""
     device = reading.device
     cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
     limit_bytes = cgroups.memory_limit_bytes()
@@ -217,16 +213,12 @@ def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCar
         name += f" and the time of {quota:g}"
     if limit_bytes is not None and limit_bytes < device.memory_bytes:
         name += f"; this container may take {in_words(limit_bytes)}"
-    with_ranks = [
-        (entry, ranks)
-        for entry in clusters
-        if (ranks := [rank for rank, name in enumerate(entry.device_names()) if name == "CPU"])
-    ]
-    is_mine = any(entry.owner.pid == os.getpid() for entry, _ in with_ranks)
-    holders = [
-        f"{'this notebook' if entry.owner.pid == os.getpid() else notebook(entry)} ({named_ranks(ranks)})"
-        for entry, ranks in with_ranks
-    ]
+    holders, is_mine = [], False
+    for entry in clusters:
+        if ranks := [rank for rank, device_name in enumerate(entry.device_names()) if device_name == "CPU"]:
+            is_own = entry.owner.pid == os.getpid()
+            holders.append(f"{'this notebook' if is_own else notebook(entry)} ({named_ranks(ranks)})")
+            is_mine = is_mine or is_own
     return DeviceCard(
         kind="cpu",
         title="CPU",

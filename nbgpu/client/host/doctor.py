@@ -1,6 +1,6 @@
-"""`nbgpu doctor`: check whether this machine is fit for nbgpu, and say what to do where it is not.
+"""`nbgpu doctor`: check whether nbgpu works on this machine, and say what to do about what does not.
 
-What can be tried is tried and not guessed: processes form groups and add up numbers, as the ranks of a
+Where possible a check is a trial: processes form process groups and run an all_reduce, as the ranks of a
 cluster do.
 """
 
@@ -37,8 +37,7 @@ from nbgpu.protocol.records import Device
 from nbgpu.text.durations import duration
 from nbgpu.version import VERSION
 
-_EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
-_PANELS_DURING_A_CELL = (7, 1)
+_BUTTONS_DURING_A_CELL = (7, 1)
 """The first version of ipykernel in which buttons work while a cell runs."""
 _PATIENCE_S = 120.0
 """Long enough for imports on a busy host, and for NCCL's first collective on many GPUs."""
@@ -46,19 +45,20 @@ _POLL_PERIOD_S = 0.02
 
 
 def runs_dir() -> str:
-    """The folder for runs where nothing else is given; the usual one where the site's file cannot be used,
-    which `examine` reports."""
+    """Return the default folder for runs. If the site's file with defaults is wrong, which `examine` reports,
+    this is nbgpu's own default."""
     with suppress(ConfigError):
         return str(default_of(TrainConfig, "runs_dir"))
     return str(TrainConfig.model_fields["runs_dir"].default)
 
 
 def examine(runs_dir: str, devices_now: HostDevices) -> Iterator[Finding]:
-    """Check the machine, one thing after the other. This takes some seconds, because processes import torch.
+    """Check the machine, and yield each finding as soon as it is there. This takes some seconds, because
+    processes import torch.
 
     Args:
         runs_dir: the folder for runs.
-        devices_now: the cards of the devices, which say who has each.
+        devices_now: the cards of the devices, which say who uses each.
     """
     yield host_checks.system()
     yield from _versions()
@@ -109,7 +109,7 @@ def _versions() -> Iterator[Finding]:
             f"if cells or runs misbehave: pip install '{name}=={tried}.*'",
         )
     ipykernel = metadata.version("ipykernel")
-    if tuple(int(part) for part in ipykernel.split(".")[:2]) < _PANELS_DURING_A_CELL:
+    if tuple(int(part) for part in ipykernel.split(".")[:2]) < _BUTTONS_DURING_A_CELL:
         text = f"{ipykernel}: buttons act between cells only"
         if shell.is_on_colab():
             yield ok("ipykernel", f"{text}; Colab's page needs this version")
@@ -118,8 +118,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def notebooks_job() -> Iterator[Finding]:
-    """Say which Slurm job this process is in, and which nodes and time the job has; nothing outside of a
-    job."""
+    """Yield a finding about the Slurm job in which this process runs: its nodes and the time left. Yield none
+    if it runs in no job."""
     job = NotebooksJob.find()
     if job is None:
         return
@@ -137,37 +137,35 @@ def notebooks_job() -> Iterator[Finding]:
 
 
 def _site() -> Finding:
-    """Return a finding that names the file with defaults for all users of this host, and its settings."""
+    """Return a finding about the site's file, which has default settings for all users of this host."""
     try:
-        found = site_file.read()
+        site_defaults = site_file.read()
     except ConfigError as error:
         return fail(
             "site", str(error).replace("\n", "; "), "have the file corrected by who looks after this machine"
         )
-    if found.path is None:
-        where = (
-            f"{site_file.VARIABLE} is empty" if site_file.VARIABLE in os.environ else f"no {site_file.USUAL}"
-        )
-        return ok("site", f"{where}: nbgpu's own defaults count")
-    named = f" ({site_file.VARIABLE})" if site_file.VARIABLE in os.environ else ""
-    return ok("site", f"{found.path}{named} sets {site.in_words(found) or 'nothing'}")
+    is_named = site_file.VARIABLE in os.environ
+    if site_defaults.path is None:
+        reason = f"{site_file.VARIABLE} is empty" if is_named else f"no {site_file.USUAL}"
+        return ok("site", f"{reason}: nbgpu's own defaults count")
+    origin = f" ({site_file.VARIABLE})" if is_named else ""
+    return ok("site", f"{site_defaults.path}{origin} sets {site.in_words(site_defaults) or 'nothing'}")
 
 
 def _leftovers() -> Iterator[Finding]:
-    """Find clusters whose notebooks are gone, and folders of clusters that no longer exist."""
+    """Find clusters whose notebooks have ended, and folders of clusters that have ended."""
     try:
-        known = registry.entries()
+        clusters = registry.entries()
     except ClusterError as error:
         yield fail("clusters", str(error), f"set {registry.STATE_VARIABLE}")
         return
-    left = [entry for entry in known if entry.state() == "left over"]
-    named = ", ".join(entry.id for entry in left)
-    if left:
-        yield warn("clusters", f"{len(left)} left over by notebooks that are gone ({named})", "nbgpu stop")
+    if left := [entry.id for entry in clusters if entry.state() == "left over"]:
+        text = f"{len(left)} left over by notebooks that are gone ({', '.join(left)})"
+        yield warn("clusters", text, "nbgpu stop")
     else:
-        yield ok("clusters", f"{len(known)} of yours, none left over")
-    of_somebody = {entry.folder for entry in known}
-    orphans = [path for path in _cluster_folders() if path not in of_somebody]
+        yield ok("clusters", f"{len(clusters)} of yours, none left over")
+    used = {entry.folder for entry in clusters}
+    orphans = [path for path in _orphaned_folders() if path not in used]
     if orphans:
         shown = ", ".join(path.name for path in orphans[:4]) + (" ..." if len(orphans) > 4 else "")
         yield warn(
@@ -177,21 +175,20 @@ def _leftovers() -> Iterator[Finding]:
         )
 
 
-def _cluster_folders() -> list[Path]:
-    """The cluster folders of this user, which contain a profile of ipyparallel; not those that a kernel has
-    preloaded."""
+def _orphaned_folders() -> list[Path]:
+    """The cluster folders of this user, recognized by ipyparallel's profile in them, whose controller does
+    not run. So the folders that a kernel has preloaded are left out."""
     profiles = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
-    return sorted(path.parent for path in profiles if _is_left_over(path))
+    return sorted(path.parent for path in profiles if _is_orphaned(path))
 
 
-def _is_left_over(profile: Path) -> bool:
-    """Whether a profile belongs to this user and no controller serves it. A profile that is removed meanwhile
-    does not count."""
+def _is_orphaned(profile: Path) -> bool:
+    """Whether a profile belongs to this user, and its controller does not run."""
     try:
         if profile.stat().st_uid != os.getuid():
             return False
     except FileNotFoundError:
-        return False
+        return False  # it was removed meanwhile
     try:
         return not psutil.pid_exists(int((profile.parent / CONTROLLER_PID).read_text()))
     except FileNotFoundError:
@@ -199,7 +196,7 @@ def _is_left_over(profile: Path) -> bool:
 
 
 def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
-    """Form groups of real processes, as a cluster does."""
+    """Form process groups over gloo and NCCL with real processes, as a cluster does."""
     pair = (devices.cpu(0), devices.cpu(1))
     try:
         yield ok("gloo", _describe_timing(_all_reduce(pair, "gloo")))
@@ -226,11 +223,12 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _describe_timing(answers: Sequence[dict[str, Any]]) -> str:
-    slowest_s = max(answer["all_reduce_s"] for answer in answers)
-    form_s = max(answer["form_s"] for answer in answers)
+    """Describe the results of `_all_reduce` by the slowest rank; raise ClusterError if a sum is wrong."""
     if not all(answer["ok"] for answer in answers):
         raise ClusterError("an all_reduce of ones gave a wrong sum")
-    return f"{len(answers)} processes formed a group in {form_s:.2f} s, and added up 1 MiB in {slowest_s * 1e3:.1f} ms"
+    form_s = max(answer["form_s"] for answer in answers)
+    all_reduce_ms = 1000 * max(answer["all_reduce_s"] for answer in answers)
+    return f"{len(answers)} processes formed a group in {form_s:.2f} s, and added up 1 MiB in {all_reduce_ms:.1f} ms"
 
 
 def line(finding: Finding) -> str:
@@ -246,17 +244,18 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding], devices: HostDevices | None = None) -> str:
-    """The findings as JSON for a bug report, without the home folder and the user's name, and the devices
-    without the names of people and notebooks."""
-    # Scripts read these keys, so they stay, whatever the fields of a Finding are called.
-    names = () if devices is None else devices.uses().values()
-    fields = [
-        {"check": f.check, "verdict": f.verdict, "told": f.text, "fix": "" if f.fix in names else f.fix}
+    """The findings and the devices as JSON for a bug report, without the home folder, and without the names
+    of users and notebooks."""
+    # A remedy that names who uses a GPU is left out. Scripts read these keys, so they stay as they are.
+    uses = () if devices is None else devices.uses().values()
+    findings_json = [
+        {"check": f.check, "verdict": f.verdict, "told": f.text, "fix": "" if f.fix in uses else f.fix}
         for f in findings
     ]
     cards = [] if devices is None else devices.as_json()["devices"]
-    of_devices = [{name: card[name] for name in card if name not in ("holder", "why")} for card in cards]
-    text = json.dumps({"verdict": worst(findings), "findings": fields, "devices": of_devices}, indent=2)
+    devices_json = [{key: card[key] for key in card if key not in ("holder", "why")} for card in cards]
+    report = {"verdict": worst(findings), "findings": findings_json, "devices": devices_json}
+    text = json.dumps(report, indent=2)
     home = Path.home()
     text = re.sub(rf"{re.escape(str(home))}(?=/)", "~", text)
     return re.sub(rf"/{re.escape(home.name)}(?=[/\"])", "/USER", text)
@@ -269,59 +268,60 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """The exit code: 0 unless something does not work."""
-    return _EXIT_CODES[worst(findings)]
+    return 1 if worst(findings) == "fail" else 0
 
 
 def _about_torch() -> dict[str, Any]:
-    """The versions that torch is built with, and the number of GPUs that it sees; ClusterError if it cannot
-    be imported."""
-    (answer,) = _ask([["about"]], {})
+    """Return the versions of torch, CUDA and NCCL, and the number of GPUs that torch sees. Raise ClusterError
+    if torch cannot be imported."""
+    (answer,) = _probe([["about"]], {})
     return answer
 
 
 def _all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
-    """Form a group with one process for each device, and run an all_reduce of a megabyte.
+    """Form a process group with one process for each device, and run an all_reduce of 1 MiB.
 
     Returns:
-        `form_s` and `all_reduce_s`, in seconds, by rank.
+        For each rank `form_s` and `all_reduce_s`, in seconds, and `ok`, whether the sum is right.
 
     Raises:
         ClusterError: a process failed or did not answer; the message has the last line of its error output.
     """
-    gpus = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
     with tempfile.TemporaryDirectory(prefix="nbgpu-trial-") as folder:
-        shared = [folder, str(len(chosen)), backend]
-        questions = [
-            ["reduce", shared[0], str(rank), *shared[1:], devices.torch_name(device, chosen)]
+        world_size = str(len(chosen))
+        commands = [
+            ["reduce", folder, str(rank), world_size, backend, devices.torch_name(device, chosen)]
             for rank, device in enumerate(chosen)
         ]
-        return _ask(questions, {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"})
+        gpus = devices.visible_gpus(chosen)
+        return _probe(commands, {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"})
 
 
-def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Run `nbgpu.engine.group.probe` once for each question, all at the same time, and return the JSON in the
-    last line of each output. These are processes of their own because the kernel never imports torch.
+def _probe(commands: Sequence[Sequence[str]], environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Run `nbgpu.engine.group.probe` with each of these commands, all at the same time, and return the JSON
+    in the last line of each output. They run in other processes, because the kernel never imports torch.
 
     Raises:
         ClusterError: a process failed, or did not answer in time; all of them are killed.
     """
     with ExitStack() as open_files:
-        # Files take the output and not pipes, because NCCL may be set to log more than a pipe holds.
+        # Files and not pipes, because NCCL may be set to log more than a pipe holds.
         outputs, errors = (
-            [open_files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in questions]
+            [open_files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in commands]
             for _ in range(2)
         )
-        asked: list[subprocess.Popen[bytes]] = []
+        started: list[subprocess.Popen[bytes]] = []
         give_up_s = time.monotonic() + _PATIENCE_S
         try:
-            for question, output, error in zip(questions, outputs, errors, strict=True):
-                command = interpreter.command("nbgpu.engine.group.probe", *question)
-                environ = {**os.environ, **environment}
-                asked.append(subprocess.Popen(command, stdout=output, stderr=error, env=environ))
-            # The loop ends with the first failure, because the other processes would wait in the collective
-            # for ever. `poll` is None while a process runs and 0 after a success, so `any` finds only
-            # failures.
-            while any(process.poll() is None for process in asked) and not any(p.poll() for p in asked):
+            for arguments, output, error in zip(commands, outputs, errors, strict=True):
+                command = interpreter.command("nbgpu.engine.group.probe", *arguments)
+                variables = {**os.environ, **environment}
+                started.append(subprocess.Popen(command, stdout=output, stderr=error, env=variables))
+            # Wait until all have ended, or one has failed: the others would wait in the collective for ever.
+            # `poll` returns None while a process runs, and 0 after a success.
+            while any(process.poll() is None for process in started) and not any(
+                process.poll() for process in started
+            ):
                 if time.monotonic() > give_up_s:
                     last_lines = "; ".join(filter(None, map(_last_line, errors)))
                     raise ClusterError(f"no answer within {_PATIENCE_S:g} s. {last_lines}".rstrip(" ."))
@@ -329,17 +329,17 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
         except OSError as error:
             raise ClusterError(f"a process cannot be started: {error.strerror}") from None
         finally:
-            ended = [process.poll() for process in asked]
-            for process in asked:
+            exit_codes = [process.poll() for process in started]
+            for process in started:
                 process.kill()
                 process.wait()
-        failed = [
+        problems = [
             _last_line(error) or f"a process ended with {code}"
-            for code, error in zip(ended, errors, strict=True)
+            for code, error in zip(exit_codes, errors, strict=True)
             if code
         ]
-        if failed:
-            raise ClusterError("; ".join(dict.fromkeys(failed)))
+        if problems:
+            raise ClusterError("; ".join(dict.fromkeys(problems)))
         try:
             return [json.loads(_last_line(output)) for output in outputs]
         except ValueError as error:
@@ -347,6 +347,7 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
 
 
 def _last_line(file: IO[str]) -> str:
+    """The last line of a file that is not blank."""
     file.seek(0)
     lines = [line for line in file if line.strip()]
     return lines[-1].strip() if lines else ""

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster on this host: chosen, claimed, and waited for where others have them."""
+"""Chooses and claims the GPUs of a cluster on this host, and waits for free ones if the settings say so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import TypeVar
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import AnyEntry, Entry
@@ -18,12 +19,14 @@ from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import Device
 
+Result = TypeVar("Result")
+
 _LOOK_PERIOD_S = 2.0
 """The time between two looks at the GPUs while the cluster waits for free ones."""
 _MAX_TRIES = 20
-"""The most choices that other users' clusters may take away before the start gives up."""
-_STAYS_TRUE_S = 2.0
-"""For this time a choice of GPUs counts as valid without asking the driver, whose start may take a second."""
+"""How often another user may reserve the chosen GPUs first, before the start gives up."""
+_CHOICE_VALID_S = 2.0
+"""A choice of GPUs is not checked again for this time, because the driver's start may take a second."""
 
 
 def gpus_of(chosen: Sequence[Device]) -> list[str]:
@@ -32,10 +35,10 @@ def gpus_of(chosen: Sequence[Device]) -> list[str]:
 
 
 def choose(config: ClusterConfig) -> tuple[Device, ...]:
-    """Return the device of every rank, by what is free now, without claiming any.
+    """Choose a device for every rank from those that are free now, without claiming them.
 
     Raises:
-        ConfigError: a GPU is named that is not there, or there are fewer than are asked for.
+        ConfigError: the settings name a GPU that does not exist, or ask for more GPUs than there are.
         NoFreeGpuError: too few GPUs are free.
     """
     if not config.takes_free_gpus:
@@ -45,42 +48,45 @@ def choose(config: ClusterConfig) -> tuple[Device, ...]:
 
 
 def more(config: ClusterConfig, now: Sequence[Device], num_ranks: int) -> tuple[Device, ...]:
-    """Choose the device of every rank of a cluster on free GPUs that gets more ranks. The present ranks keep
-    their devices; new ranks get free GPUs near those, and share GPUs once the cluster may have no other.
+    """Choose a device for every rank of a running cluster that gets more ranks. The present ranks keep their
+    devices. New ranks get free GPUs close to these, and share GPUs when the cluster has as many as it may.
+
+    Args:
+        config: the cluster's settings.
+        now: the devices of the present ranks.
+        num_ranks: the new number of ranks.
 
     Raises:
         NoFreeGpuError: too few GPUs are free.
     """
     with closing(GpuChooser()) as chooser:
-        own = list(dict.fromkeys(now))
-        # Ranks share GPUs once there are no others.
-        asked = config.num_free_gpus or len(devices.inventory())
-        missing = min(num_ranks, asked) - len(own)
-        if missing > 0:
-            clusters = registry.entries()
-            held = chooser.read(clusters)
-            beside = [gpu for gpu in held if gpu.device in own]
-            free = [gpu for gpu in held if gpu.holder.is_free]
-            if len(free) < missing:
-                chooser.refuse(
-                    f"ranks = {num_ranks}", missing, [gpu for gpu in held if gpu.device not in own]
-                )
-            own += [gpu.device for gpu in chooser.best(free, missing, beside)]
-    return (*now, *(own[rank % len(own)] for rank in range(len(now), num_ranks)))
+        chosen = list(dict.fromkeys(now))
+        most_gpus = config.num_free_gpus or len(devices.inventory())
+        num_missing = min(num_ranks, most_gpus) - len(chosen)
+        if num_missing > 0:
+            gpus = chooser.read(registry.entries())
+            present = [gpu for gpu in gpus if gpu.device in chosen]
+            free = [gpu for gpu in gpus if gpu.holder.is_free]
+            if len(free) < num_missing:
+                others = [gpu for gpu in gpus if gpu.device not in chosen]
+                chooser.refuse(f"ranks = {num_ranks}", num_missing, others)
+            chosen += [gpu.device for gpu in chooser.best(free, num_missing, present)]
+    return (*now, *(chosen[rank % len(chosen)] for rank in range(len(now), num_ranks)))
 
 
 def wait(config: ClusterConfig) -> tuple[Device, ...]:
-    """Wait until as many GPUs are free as the settings ask for, and return the device of every rank on them.
-    This claims nothing."""
+    """Wait until as many GPUs are free as the settings ask for, and return a device for every rank, without
+    claiming them."""
     return Taking(config, (), 0.0, print_at_once, None).wait()
 
 
 class Taking:
-    """Takes the GPUs of a cluster that starts.
+    """Claims the GPUs of a cluster that starts, and waits for them if the settings say so.
 
     Args:
         config: the cluster's settings.
-        chosen: the devices that were chosen when the cluster was made; they are taken if nobody has them.
+        chosen: the devices that were chosen when the cluster was made; they are claimed if they are still
+            free.
         chosen_mono_s: the time of that choice, by the monotonic clock.
         tell: a function that shows a line about the GPUs that are waited for.
         stop: an event that ends the wait.
@@ -94,105 +100,108 @@ class Taking:
         tell: Callable[[str], None],
         stop: threading.Event | None,
     ) -> None:
-        """Begin the wait, whose time the last line reports. The driver is first asked by `wait` or
-        `claim`."""
         self._config = config
-        self._wanted = tuple(chosen)
+        self._first_choice = tuple(chosen)
         self._chosen_mono_s = chosen_mono_s
         self._tell = tell
         self._stop = stop
-        self._told = ""
+        self._last_shown = ""
         self._began_mono_s = time.monotonic()
         self._chooser = GpuChooser()
         self._reservations = Reservations()
 
     def wait(self) -> tuple[Device, ...]:
-        """Wait until as many GPUs are free as the settings ask for, and return the device of every rank on
-        them; claim none."""
-        try:
-            while True:
-                try:
-                    return _chosen(self._chooser, self._config, registry.entries())
-                except NoFreeGpuError as error:
-                    self._show(str(error))
-                self._pause()
-        finally:
-            self._chooser.close()
+        """Wait until as many GPUs are free as the settings ask for, and return a device for every rank,
+        without claiming them."""
+        with closing(self._chooser):
+            return self._retry(lambda: _chosen(self._chooser, self._config, registry.entries()), waits=True)
 
     def claim(self, entry: Entry, keep: Callable[[Entry, Reservations], None]) -> None:
-        """Claim GPUs in the registry, and wait for them first where the settings say so.
+        """Claim GPUs in the registry, after a wait for free ones if the settings say so.
 
         Clusters that start at the same moment do not get the same GPU: those of one user choose one after the
-        other, and of two users the one that reserves it first gets it.
+        other, under the registry's lock, and of two users the first one that reserves a GPU gets it.
 
         Args:
             entry: the cluster's entry, with the devices that were chosen.
-            keep: is called with the entry that was written and the reserved GPUs, before an interrupt can
-                come.
+            keep: a function that is called with the entry that was written and the reservations of its GPUs,
+                before an interrupt can come.
 
         Raises:
-            NoFreeGpuError: too few GPUs are free, and none are waited for.
+            NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
             ClusterError: a cluster has one of the GPUs, this user may have no more, or the wait was stopped.
         """
-        try:
-            while True:
-                try:
-                    with uninterrupted():
-                        keep(registry.claim(entry, self._reserved), self._reservations)
-                    break
-                except NoFreeGpuError as error:
-                    if not self._config.wait:
-                        raise
-                    self._show(str(error))
-                self._pause()
-            if self._told:
-                self._tell(f"the GPUs are free, after {time.monotonic() - self._began_mono_s:.0f} s")
-        except BaseException:
-            self._reservations.close()
-            raise
-        finally:
-            self._chooser.close()
+
+        def claim() -> None:
+            with uninterrupted():
+                keep(registry.claim(entry, self._reserved), self._reservations)
+
+        with closing(self._chooser):
+            try:
+                self._retry(claim, waits=self._config.wait)
+                if self._last_shown:
+                    self._tell(f"the GPUs are free, after {time.monotonic() - self._began_mono_s:.0f} s")
+            except BaseException:
+                self._reservations.close()
+                raise
+
+    def _retry(self, choose: Callable[[], Result], waits: bool) -> Result:
+        """Call a function that chooses GPUs, again and again until enough are free.
+
+        Args:
+            choose: the function, which raises NoFreeGpuError if too few are free.
+            waits: whether to wait then; otherwise its error is raised.
+        """
+        while True:
+            try:
+                return choose()
+            except NoFreeGpuError as error:
+                if not waits:
+                    raise
+                self._show(str(error))
+            self._pause()
 
     def _reserved(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-        """Return the devices for the cluster, after their GPUs were reserved for this process. GPUs that the
-        settings name are returned even if another user's cluster has reserved them, because they may be
-        shared."""
+        """Choose the devices for the cluster, and reserve their GPUs against other users. GPUs that the
+        settings name are returned even if another user has reserved them, because they may be shared."""
         for _ in range(_MAX_TRIES):
-            chosen = self._choose(clusters) if self._config.takes_free_gpus else self._wanted
-            # Named GPUs may be shared with whoever has reserved them.
+            chosen = self._choose(clusters) if self._config.takes_free_gpus else self._first_choice
             if self._reservations.hold(gpus_of(chosen)) or not self._config.takes_free_gpus:
                 return chosen
-            # Another user was faster: what was chosen is not free any more.
+            # Another user was faster, so these GPUs are not free any more.
             self._reservations.close()
-            self._wanted = ()
+            self._first_choice = ()
         raise ClusterError("other clusters took the free GPUs while this one chose. Start it again")
 
     def _choose(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-        """Return the devices for the cluster: those that were chosen before if nobody has taken them since,
-        else a new choice. The driver is not asked again within `_STAYS_TRUE_S` of the first choice."""
+        """Return the first choice if its GPUs are still free, and else a new choice."""
         taken = {uuid for cluster in clusters for uuid in cluster.gpus()}
-        wanted = {device.uuid for device in self._wanted if device.kind == "cuda"}
-        if self._wanted and not wanted & taken:
-            if time.monotonic() - self._chosen_mono_s < _STAYS_TRUE_S or not wanted:
-                return self._wanted
+        uuids = set(gpus_of(self._first_choice))
+        if self._first_choice and not uuids & taken:
+            if time.monotonic() - self._chosen_mono_s < _CHOICE_VALID_S or not uuids:
+                return self._first_choice
             free = {gpu.device.uuid for gpu in self._chooser.read(clusters) if gpu.holder.is_free}
-            if wanted <= free:
-                return self._wanted
+            if uuids <= free:
+                return self._first_choice
         return _chosen(self._chooser, self._config, clusters)
 
-    def _show(self, why: str) -> None:
-        """Print who has the GPUs that the cluster waits for, and again when that changes."""
-        # The last line of the error is advice on what else to do, which this wait makes needless.
-        who = "\n".join(why.splitlines()[:-1])
-        # The memory that is left changes all the time.
-        known = "\n".join(line.rpartition(";")[0] or line for line in who.splitlines())
-        if known != self._told:
-            self._told = known
-            self._tell(f"waiting for free GPUs; Stop (Ctrl-C) ends the wait. {who}")
+    def _show(self, message: str) -> None:
+        """Show who has the GPUs that the cluster waits for, unless that was the last line shown.
+
+        Args:
+            message: the text of the NoFreeGpuError.
+        """
+        # Its last line is advice on what else to do, which is not needed in a wait.
+        lines = message.splitlines()[:-1]
+        # The end of each line is the memory that is left, which changes all the time.
+        holders = "\n".join(line.rpartition(";")[0] or line for line in lines)
+        if holders != self._last_shown:
+            self._last_shown = holders
+            text = "\n".join(lines)
+            self._tell(f"waiting for free GPUs; Stop (Ctrl-C) ends the wait. {text}")
 
     def _pause(self) -> None:
-        """Wait until the next look at the GPUs. An interrupt, or the event `stop`, ends the wait with an
-        error."""
+        """Wait until the next look at the GPUs. An interrupt or the event `stop` raises an error."""
         until_mono_s = time.monotonic() + _LOOK_PERIOD_S
         while time.monotonic() < until_mono_s:
             take_interrupt()
@@ -202,8 +211,9 @@ class Taking:
 
 
 def _chosen(chooser: GpuChooser, config: ClusterConfig, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-    most = site.most_gpus()
-    if most is not None:
-        # Where none is left, the claim says who has them.
-        most = max(1, most - len(registry.gpus_here(clusters)))
-    return chooser.choose(config.gpus, config.ranks, clusters, most, can_wait=not config.wait)
+    """Choose a free device for every rank, within the number of GPUs that the site allows one person."""
+    limit = site.most_gpus()
+    if limit is not None:
+        # At least 1: if this user may have no more, the claim refuses it and says which clusters have them.
+        limit = max(1, limit - len(registry.gpus_here(clusters)))
+    return chooser.choose(config.gpus, config.ranks, clusters, limit, can_wait=not config.wait)

@@ -1,4 +1,4 @@
-"""`nbgpu ps` and `nbgpu stop`: list and end clusters of any notebook, also of notebooks that are gone."""
+"""`nbgpu ps` and `nbgpu stop`: list and end the clusters of all notebooks, also of those that have ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import ClusterRecord, Entry
-from nbgpu.client.launchers.launcher import Launcher, restored_launcher
+from nbgpu.client.launchers.launcher import restored_launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
@@ -20,14 +20,17 @@ _SLURM_PATIENCE_S = 5.0
 
 
 def table(width: int | None = None) -> str:
-    """A table of all clusters of this user on this machine, one in a line, or turned where that is wider than
-    `width`, and below it the jobs that have their ranks."""
-    known = registry.entries()
+    """Return a table of this user's clusters on this host, and below it the Slurm jobs with their ranks.
+
+    Args:
+        width: the width of the terminal; in a wider table each cluster becomes a block of lines.
+    """
+    clusters = registry.entries()
     notes = [
         f"{path} is not an entry of a cluster, and is passed over: remove it"
         for path in registry.unreadable()
     ]
-    if not known:
+    if not clusters:
         return "\n".join(["no clusters", *notes])
     rows = [("id", "notebook", "process", "ranks", "devices", "state", "age", "run")]
     rows += [
@@ -41,14 +44,18 @@ def table(width: int | None = None) -> str:
             _age(time.time() - entry.started_s),
             _run(entry.run, len(entry.device_names())),
         )
-        for entry in known
+        for entry in clusters
     ]
-    jobs = [f"{entry.id}: {_job(entry.job)}" for entry in known if entry.job]
+    jobs = [f"{entry.id}: {_job(entry.job)}" for entry in clusters if entry.job]
     return "\n".join([*aligned(rows, width=width), *jobs, *notes])
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:
-    """End clusters: the named ones, or all, or with neither those that were left over.
+    """End clusters.
+
+    Args:
+        names: names of clusters; if there are none, the clusters that were left over are ended.
+        everything: whether to end all clusters instead.
 
     Returns:
         A line for each cluster that says what was ended.
@@ -57,25 +64,23 @@ def stop(names: Sequence[str], everything: bool = False) -> list[str]:
         NoClusterError: no cluster has one of the names; nothing was ended.
         ClusterError: a process survives SIGKILL, or Slurm does not cancel a job.
     """
-    known = registry.entries()
-    unknown = [name for name in names if not any(entry.answers_to(name) for entry in known)]
+    clusters = registry.entries()
+    unknown = [name for name in names if not any(entry.answers_to(name) for entry in clusters)]
     if unknown:
-        there = ", ".join(entry.describe() for entry in known) or "none"
-        raise NoClusterError(f"there is no cluster {', '.join(unknown)}. Clusters: {there}")
+        existing = ", ".join(entry.describe() for entry in clusters) or "none"
+        raise NoClusterError(f"there is no cluster {', '.join(unknown)}. Clusters: {existing}")
     if everything:
-        chosen = known
+        chosen = clusters
     elif names:
-        chosen = [entry for entry in known if any(entry.answers_to(name) for name in names)]
+        chosen = [entry for entry in clusters if any(entry.answers_to(name) for name in names)]
     else:
-        chosen = [entry for entry in known if entry.state() == "left over"]
+        chosen = [entry for entry in clusters if entry.state() == "left over"]
     return [_end(entry) for entry in chosen]
 
 
 def _end(entry: ClusterRecord) -> str:
     """End the processes of a cluster, remove its entry and folder, and cancel its Slurm job or end its hosts.
-
-    Returns:
-        A line that says what was ended.
+    Return a line that says what was ended.
 
     Raises:
         ClusterError: a process survives SIGKILL, or Slurm does not cancel the job.
@@ -94,33 +99,36 @@ def _end(entry: ClusterRecord) -> str:
     named = ", ".join(str(process.pid) for process in ended)
     if not entry.job:
         return f"ended cluster {entry.describe()}: {num_ranks} rank(s), process(es) {named}"
-    # Its hosts would end by themselves, some seconds later.
+    # Without this, the job would end some seconds later, when its hosts do not hear the controller any more.
     Slurm().cancel(entry.job)
     if isinstance(entry, Entry):
-        # A host that was killed has not removed the join file.
-        _launcher_of(entry).end()
-    # The job stays where its notebook is in it.
-    what = "step" if "." in entry.job else "job"
-    return f"ended cluster {entry.describe()}: {what} {entry.job}, process(es) {named}"
+        # This removes the join file, which a host that was killed has left behind.
+        _end_launcher(entry)
+    # The steps are in the notebook's own job, which goes on.
+    kind = "step" if "." in entry.job else "job"
+    return f"ended cluster {entry.describe()}: {kind} {entry.job}, process(es) {named}"
 
 
 def _end_hosts(entry: Entry) -> str:
-    """End the hosts of a cluster that no job has, and say which."""
-    _launcher_of(entry).end()
+    """End the hosts of a cluster without a Slurm job, and return their names and the number of ranks."""
+    _end_launcher(entry)
     named = ", ".join(host.name for host in entry.hosts)
-    # A launcher that has started them has ended them, and others hear the controller no more.
-    by_themselves = "" if entry.launched else ", each within some seconds"
-    return f"{len(entry.assignment.engines)} rank(s) on host(s) {named}{by_themselves}"
+    # Hosts that no launcher has started end by themselves when they do not hear the controller any more.
+    delay = "" if entry.launched else ", each within some seconds"
+    return f"{len(entry.assignment.engines)} rank(s) on host(s) {named}{delay}"
 
 
-def _launcher_of(entry: Entry) -> Launcher:
-    """Return the launcher that started the hosts of a cluster, which can end those that still run."""
-    return restored_launcher(entry.config, entry.job, entry.launched)
+def _end_launcher(entry: Entry) -> None:
+    """End the hosts of a cluster that still run, with a launcher like the one that has started them."""
+    restored_launcher(entry.config, entry.job, entry.launched).end()
 
 
 def _job(number: str) -> str:
-    """Return the state of a Slurm job, or of the job that a step belongs to, with the time that it has
-    left."""
+    """Describe the state of a Slurm job and the time that it has left.
+
+    Args:
+        number: the number of the job, or the numbers of steps of a job.
+    """
     try:
         return Slurm(patience_s=_SLURM_PATIENCE_S).state(number.partition(".")[0]).in_words()
     except ClusterError as error:
@@ -128,6 +136,7 @@ def _job(number: str) -> str:
 
 
 def _age(age_s: float) -> str:
+    """'3 h', for an age in seconds."""
     for unit, unit_s in (("d", 86400), ("h", 3600), ("min", 60)):
         if age_s >= unit_s:
             return f"{age_s // unit_s:.0f} {unit}"

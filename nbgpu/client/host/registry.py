@@ -1,10 +1,10 @@
 """The registry of this user's clusters on this host, with their GPUs and their state.
 
-Each cluster has a JSON file in a folder that only the user can enter. The process that has the cluster writes
-the file, with everything that another process must know to list, end or take over the cluster. Nothing needs
-to be undone when processes are killed: a file counts as long as one of the processes lives that it names by
-pid and start time. So the file is also the lease on the cluster's GPUs, and a lock on the folder prevents two
-processes from taking the same GPU.
+Each cluster has a JSON file, its entry, in a folder that only the user can enter. The owner of the cluster
+writes the entry, with everything that another process needs to list, end or take over the cluster. An entry
+is valid while one of the processes lives that it names by pid and start time, so nothing needs to be undone
+when processes are killed. The entry is also the lease on the cluster's GPUs: a lock on the folder prevents
+two processes from taking the same GPU.
 """
 
 from __future__ import annotations
@@ -36,41 +36,39 @@ from nbgpu.protocol.records import Device
 from nbgpu.version import VERSION
 
 STATE_VARIABLE = "NBGPU_STATE_DIR"
-"""The environment variable that names another folder for these files than the usual one."""
+"""The environment variable that names the folder of the entries, in place of ~/.local/state/nbgpu."""
 
 State = Literal["starting", "running", "kept", "left over"]
 
 
 class ClusterRecord(BaseModel):
-    """The fields of an entry that every version of nbgpu can read: enough to list a cluster, to end it and to
-    know its GPUs.
-
-    Fields of this class never change their names or formats.
-    """
+    """The part of an entry that every version of nbgpu can read: enough to list a cluster, to end it and to
+    know its GPUs. The names and formats of these fields never change."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Annotated[str, Field(pattern="^[0-9a-f]+$")]
     version: str = ""
-    """The version of nbgpu that wrote the entry; empty for versions that did not note it."""
+    """The version of nbgpu that wrote the entry; empty for versions that did not write it."""
     boot: str
     """The id of the host's boot. Pids and start times are valid until the next boot."""
     owner: ProcessId
-    """The notebook's kernel, or the script, that has the cluster or had it last."""
+    """The notebook's kernel, or the script, that controls the cluster or controlled it last."""
     notebook: str
-    """The name of the owner: the notebook's path where it is known."""
+    """The name of the owner: the notebook's path if it is known."""
     folder: Path
     """The cluster's private folder."""
     started_s: float
+    """In seconds since the epoch."""
     leaders: dict[str, ProcessId] = {}
-    """The engines' common parent and the controller, by their names in messages; empty while they start."""
+    """The fork server and the controller, by their names in messages; empty while they start."""
     engines: dict[int, ProcessId] = {}
-    """The engines by rank."""
+    """The engines on this host, by rank."""
     run: Path | None = None
-    """The folder of the run that was started last."""
+    """The folder of the newest run."""
     job: str = ""
-    """The number of the Slurm job that has the ranks, or of its steps, as scancel takes them; empty where
-    there is none."""
+    """The number of the Slurm job with the ranks, or the numbers of its steps, as arguments of scancel; empty
+    without Slurm."""
 
     @abstractmethod
     def gpus(self) -> list[str]:
@@ -82,14 +80,14 @@ class ClusterRecord(BaseModel):
 
     @abstractmethod
     def ranks_on(self, uuid: str) -> list[int]:
-        """The ranks on a GPU; empty where they are not known."""
+        """The ranks on a GPU; empty if they are not known."""
 
     @abstractmethod
     def is_to_be_kept(self) -> bool:
-        """Whether the cluster was started with `keep`."""
+        """Whether the cluster was started with `keep`, and outlives its owner."""
 
     def alive(self) -> bool:
-        """Whether any process of the cluster runs, or, while the cluster starts, whether the owner runs."""
+        """Whether a process of the cluster runs. While the cluster starts, whether its owner runs."""
         if self.boot != boot_id():
             return False
         processes = [*self.leaders.values(), *self.engines.values()]
@@ -103,33 +101,32 @@ class ClusterRecord(BaseModel):
         return "kept" if is_kept else "left over"
 
     def answers_to(self, name: str) -> bool:
-        """Whether a name may mean this cluster: its id, its notebook's path or name, or the pid of one of its
-        processes."""
+        """Whether a person may mean this cluster with a name: its id, the path or file name of its notebook,
+        or the pid of one of its processes."""
         pids = [self.owner.pid, *(p.pid for p in [*self.leaders.values(), *self.engines.values()])]
         return name in (self.id, self.notebook, Path(self.notebook).name, *map(str, pids))
 
     def describe(self) -> str:
-        """The cluster in words: '3fa2b1 (train.ipynb, process 1234)'."""
+        """The name of the cluster in messages: '3fa2b1 (train.ipynb, process 1234)'."""
         return f"{self.id} ({self.notebook}, process {self.owner.pid})"
 
 
 class Entry(ClusterRecord):
-    """Everything that is known about one cluster. A field that is added here is stored and restored with no
-    other edit, once `Cluster` fills it in."""
+    """The entry of a cluster of this version of nbgpu. A field that is added here is stored and restored
+    without any other change, once `Cluster` sets it."""
 
     config: ClusterConfig
     devices: tuple[Device, ...]
     """The devices by rank."""
     chosen_transport: ChosenTransport
-    """The transport of the ranks, and those that were tried before."""
+    """The transport between the ranks, and those that have failed."""
     assignment: RankAssignment = RankAssignment()
     hosts: tuple[JoinedHost, ...] = ()
-    """The hosts of the cluster; empty where the ranks are on this one."""
+    """The other hosts of the cluster; empty if the ranks are on this one."""
     most_ranks: int | None = None
     """The largest number of ranks that the person wants on these hosts; None for one on each device."""
     launched: dict[str, Any] = {}
-    """The launcher's own data about the hosts that it started, with which a launcher in another process can
-    end them."""
+    """The `record` of the launcher that has started the hosts: another process needs it to end them."""
 
     def gpus(self) -> list[str]:
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
@@ -138,9 +135,8 @@ class Entry(ClusterRecord):
         return [rank for rank, device in enumerate(self.devices) if device.uuid == uuid]
 
     def device_names(self) -> list[str]:
-        """The names of the devices in the order of the ranks. Where the ranks are on other hosts, the name of
-        the host stands in front, and ranks that were not started yet are left out: their host is not
-        known."""
+        """The names of the devices by rank. If the ranks are on other hosts, the host's name stands in front,
+        and ranks that were not started yet are left out, because their hosts are not known."""
         names = [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
         if not self.hosts:
             return names
@@ -151,12 +147,18 @@ class Entry(ClusterRecord):
         return self.config.keep
 
     def state(self) -> State:
-        """The state of a cluster that is alive. Ranks on other hosts are not among its engines here."""
+        """The state of a cluster that is alive."""
         state = super().state()
+        # Ranks on other hosts are in the assignment, but not among the engines of this host.
         return "running" if state == "starting" and self.assignment.engines else state
 
     def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
-        """The engines of the ranks with these pids, including known engines that have ended."""
+        """Return the processes of engines, by rank.
+
+        Args:
+            pids: the pids of the engines, by rank. An engine that has ended is left out, unless it is in this
+                entry already.
+        """
         engines = {rank: p for rank, p in self.engines.items() if pids.get(rank) == p.pid}
         for rank in pids.keys() - engines.keys():
             with suppress(ProcessLookupError):
@@ -165,13 +167,12 @@ class Entry(ClusterRecord):
 
 
 class EntryOfAnotherVersion(ClusterRecord):
-    """The entry of a cluster that another version of nbgpu has started, with settings that this version does
-    not know."""
+    """The entry of a cluster of another version of nbgpu, which this version cannot read as an `Entry`."""
 
     config: dict[str, Any] = {}
     devices: tuple[dict[str, Any], ...] = ()
     unknown: str = Field("", exclude=True)
-    """The parts that this version cannot read, for messages."""
+    """The fields that this version cannot read, for messages."""
 
     def gpus(self) -> list[str]:
         uuids = [device.get("uuid") for device in self.devices if device.get("kind") == "cuda"]
@@ -187,7 +188,7 @@ class EntryOfAnotherVersion(ClusterRecord):
         return self.config.get("keep") is True
 
     def refusal(self) -> str:
-        """A message that says why this version cannot use the cluster, and what to do."""
+        """Say why this version cannot take over the cluster, and what to do."""
         by = f"nbgpu {self.version}" if self.version else "another version of nbgpu"
         return (
             f"cluster {self.describe()} was started by {by}, and nbgpu {VERSION} cannot read its entry "
@@ -199,25 +200,29 @@ AnyEntry = Entry | EntryOfAnotherVersion
 
 
 def folder() -> Path:
-    """The folder of the entries, which is made if it does not exist; ClusterError where it cannot be used."""
+    """Return the folder of the entries, and make it if it does not exist.
+
+    Raises:
+        ClusterError: the folder cannot be made, or other users may write in it.
+    """
     base = os.environ.get(STATE_VARIABLE)
     state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    # Several hosts may share a home folder, and each has processes of its own.
-    place = (Path(base) if base else Path(state_home) / "nbgpu") / os.uname().nodename
+    # One folder for each host, because several hosts may share a home folder.
+    path = (Path(base) if base else Path(state_home) / "nbgpu") / os.uname().nodename
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ClusterError(
-            f"{place} cannot be made ({error.strerror}), where nbgpu notes which cluster has which GPU. Name another "
+            f"{path} cannot be made ({error.strerror}), where nbgpu notes which cluster has which GPU. Name another "
             f"folder in the environment variable {STATE_VARIABLE}"
         ) from None
-    found = place.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise ClusterError(
-            f"{place} belongs to another user, or others may write in it, and is not trusted. Name another folder in "
-            f"the environment variable {STATE_VARIABLE}, or: chmod 700 {place}"
+            f"{path} belongs to another user, or others may write in it, and is not trusted. Name another folder in "
+            f"the environment variable {STATE_VARIABLE}, or: chmod 700 {path}"
         )
-    return place
+    return path
 
 
 def new_entry(
@@ -232,7 +237,7 @@ def new_entry(
         version=VERSION,
         boot=boot_id(),
         owner=ProcessId.of(os.getpid()),
-        notebook=_own_name(),
+        notebook=_process_name(),
         config=config,
         devices=devices,
         chosen_transport=chosen_transport,
@@ -246,15 +251,15 @@ def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...
 
     Args:
         entry: the cluster's entry.
-        choose: chooses the devices, given the other clusters, while no other process can take a GPU; None for
-            those of the entry.
+        choose: a function that chooses the devices, given the other clusters. It runs under the lock, when no
+            other process of this user can take a GPU. None takes the devices of the entry.
 
     Returns:
-        The entry with the devices that were taken.
+        The entry with the chosen devices.
 
     Raises:
         ConfigError: this user would have more GPUs than the site allows one person.
-        ClusterError: another cluster has one of the GPUs, and they are not to be shared.
+        ClusterError: another cluster has one of the GPUs, and the settings do not allow sharing.
     """
     with _locked():
         others = [other for other in _entries() if other.id != entry.id]
@@ -269,7 +274,7 @@ def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...
 
 
 def require_free(devices: Iterable[Device]) -> None:
-    """Raise a ClusterError if a cluster has one of these GPUs now. This claims nothing."""
+    """Raise ClusterError if a cluster has one of these GPUs now. This claims nothing."""
     with _locked():
         _refuse_gpus_in_use(devices, _entries())
 
@@ -280,26 +285,26 @@ def update(entry: Entry) -> None:
 
 
 def remove(entry: ClusterRecord) -> None:
-    """Remove the entry of a cluster that has ended. Harmless when repeated."""
+    """Remove the entry of a cluster that has ended. A second call does nothing."""
     _path(entry).unlink(missing_ok=True)
 
 
 def entries() -> list[AnyEntry]:
-    """The clusters that are alive, the oldest first. The entries and folders of dead ones are removed."""
+    """Return the clusters that are alive, the oldest first, and remove the entries and folders of others."""
     with _locked():
         return _entries()
 
 
 def unreadable() -> list[Path]:
-    """The JSON files in the registry's folder that are not entries of any version of nbgpu."""
-    odd = [path for path in sorted(folder().glob("*.json")) if _read(path) is None]
-    # A file may have been removed between the glob and the read.
-    return [path for path in odd if path.is_symlink() or path.exists()]
+    """Return the JSON files in the registry's folder that are not entries of any version of nbgpu."""
+    paths = [path for path in sorted(folder().glob("*.json")) if _read(path) is None]
+    # An entry may have been removed between the glob and the read.
+    return [path for path in paths if path.is_symlink() or path.exists()]
 
 
 def kept_of_this_notebook() -> list[AnyEntry]:
-    """The clusters that earlier kernels of this notebook have left running, the oldest first."""
-    name = _own_name()
+    """Return the clusters that earlier kernels of this notebook have kept running, the oldest first."""
+    name = _process_name()
     return [entry for entry in entries() if entry.state() == "kept" and entry.notebook == name]
 
 
@@ -307,27 +312,31 @@ def take_over(name: str | None) -> Entry:
     """Make this process the owner of a kept cluster.
 
     Args:
-        name: a name of the cluster; None where there is only one.
+        name: a name of the cluster, as in `ClusterRecord.answers_to`; None if there is only one.
 
     Raises:
         NoClusterError: there is no kept cluster, or none of that name.
-        ClusterError: there are several and no name was given, its notebook still has it, or another version
-            of nbgpu has started it.
+        ClusterError: there are several and no name was given, the cluster still has its owner, or another
+            version of nbgpu has started it.
     """
     with _locked():
-        known = _entries()
-        meant = [e for e in known if name is None or e.answers_to(name)]
-        # A cluster that this process owns already is one to which it failed to connect before.
-        me = ProcessId.of(os.getpid())
-        kept = [e for e in meant if e.state() == "kept" or (e.owner == me and e.is_to_be_kept())]
+        clusters = _entries()
+        named = [e for e in clusters if name is None or e.answers_to(name)]
+        # This process may own the cluster already, if it failed to connect after an earlier take-over.
+        this_process = ProcessId.of(os.getpid())
+        kept = [e for e in named if e.state() == "kept" or (e.owner == this_process and e.is_to_be_kept())]
         if not kept:
-            held = "; ".join(f"{e.describe()} has it" for e in meant if e.state() in ("running", "starting"))
-            if held:
+            owners = "; ".join(
+                f"{e.describe()} has it" for e in named if e.state() in ("running", "starting")
+            )
+            if owners:
                 raise ClusterError(
-                    f"a cluster is controlled by one notebook at a time, and {held}. Work there, or shut its kernel "
+                    f"a cluster is controlled by one notebook at a time, and {owners}. Work there, or shut its kernel "
                     "down first; a cluster that was started with --keep goes on without it"
                 )
-            others = f" of that name ({name}). Kept: {_listed(known)}" if name is not None and known else ""
+            others = (
+                f" of that name ({name}). Kept: {_listed(clusters)}" if name is not None and clusters else ""
+            )
             raise NoClusterError(
                 f"there is no kept cluster{others}. `nbgpu ps` lists what there is; %nbgpu start --keep starts one "
                 "that outlives its notebook"
@@ -336,16 +345,17 @@ def take_over(name: str | None) -> Entry:
             raise ClusterError(
                 f"there are {len(kept)} kept clusters. Say which: nbgpu.attach(ID), with one of {_listed(kept)}"
             )
-        (found,) = kept
-        if isinstance(found, EntryOfAnotherVersion):
-            raise ClusterError(found.refusal())
-        taken = found.model_copy(update={"owner": me, "notebook": _own_name(), "version": VERSION})
+        (entry,) = kept
+        if isinstance(entry, EntryOfAnotherVersion):
+            raise ClusterError(entry.refusal())
+        fields = {"owner": this_process, "notebook": _process_name(), "version": VERSION}
+        taken = entry.model_copy(update=fields)
         update(taken)
         return taken
 
 
 def remove_cluster_folder(cluster_folder: Path) -> None:
-    """Remove a cluster's private folder, if the path is one."""
+    """Remove a cluster's private folder. Do nothing if the path is not that of such a folder."""
     if not cluster_folder.name.startswith("nbgpu-") or cluster_folder.is_symlink():
         return
     with suppress(FileNotFoundError):
@@ -354,7 +364,7 @@ def remove_cluster_folder(cluster_folder: Path) -> None:
 
 
 def _refuse_gpus_in_use(devices: Iterable[Device], others: list[AnyEntry]) -> None:
-    """Raise a ClusterError if other clusters have any of these GPUs; it names each with its cluster."""
+    """Raise ClusterError if other clusters have any of these GPUs, with a line for each GPU."""
     lines = []
     for device in dict.fromkeys(d for d in devices if d.kind == "cuda"):
         for other in others:
@@ -370,64 +380,63 @@ def _refuse_gpus_in_use(devices: Iterable[Device], others: list[AnyEntry]) -> No
 
 
 def gpus_here(clusters: Iterable[AnyEntry]) -> set[str]:
-    """The UUIDs of the GPUs of this host that clusters have. Those on other hosts have hosts of their own."""
-    return {uuid for each in clusters if not (isinstance(each, Entry) and each.hosts) for uuid in each.gpus()}
+    """Return the UUIDs of the GPUs that clusters have, without those on other hosts."""
+    local = [entry for entry in clusters if not (isinstance(entry, Entry) and entry.hosts)]
+    return {uuid for entry in local for uuid in entry.gpus()}
 
 
 def _refuse_beyond_limit(entry: Entry, others: Sequence[AnyEntry]) -> None:
-    """Raise a ConfigError if the cluster would give this user more GPUs than the site allows one person. GPUs
+    """Raise ConfigError if the cluster would give this user more GPUs than the site allows one person. GPUs
     that the entry shares with another cluster count once."""
-    own = set(entry.gpus())
-    if not own:
+    gpus = set(entry.gpus())
+    if not gpus:
         return
-    have = [each for each in others if gpus_here([each]) - own]
-    site.require_within_limit(len(own), len(gpus_here(others) - own), _listed(have))
+    with_other_gpus = [other for other in others if gpus_here([other]) - gpus]
+    site.require_within_limit(len(gpus), len(gpus_here(others) - gpus), _listed(with_other_gpus))
 
 
-def _listed(known: Sequence[AnyEntry]) -> str:
-    return ", ".join(e.describe() for e in known) or "none"
+def _listed(clusters: Sequence[AnyEntry]) -> str:
+    return ", ".join(entry.describe() for entry in clusters) or "none"
 
 
 def _entries() -> list[AnyEntry]:
-    """Read all entries, the oldest first. Remove those of clusters of which no process is alive, with their
-    folders. Call this with the registry locked."""
-    found: list[AnyEntry] = []
+    """Return the entries of clusters that are alive, the oldest first, and remove the others, with their
+    clusters' folders. Call this with the registry locked."""
+    alive: list[AnyEntry] = []
     for path in sorted(folder().glob("*.json")):
         entry = _read(path)
         if entry is None:
             continue
         if entry.alive():
-            found.append(entry)
+            alive.append(entry)
         else:
             path.unlink(missing_ok=True)
-            if not entry.owner.alive():  # otherwise the owner may still read there how its ranks ended
+            # The owner reads there how its ranks ended.
+            if not entry.owner.alive():
                 remove_cluster_folder(entry.folder)
-    return sorted(found, key=lambda e: e.started_s)
+    return sorted(alive, key=lambda entry: entry.started_s)
 
 
 def _read(path: Path) -> AnyEntry | None:
-    """Read one entry; None where the file is gone, is not this user's, cannot be read, or is not an entry."""
+    """Read one entry. Return None if the file does not exist, cannot be read, is not a regular file of this
+    user, or is no entry."""
     try:
-        # Opening a pipe would block, and a link may lead anywhere.
+        # Opening a pipe would block, and a symbolic link may lead anywhere.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-            found = os.fstat(file.fileno())
-            if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
                 return None
-            text = file.read()
-    except OSError:
-        return None
-    try:
-        entry = _parsed(text)
-    except ValidationError:
+            entry = _parsed(file.read())
+    except (OSError, ValidationError):
         return None
     return entry if _path(entry) == path else None
 
 
 def _parsed(text: bytes) -> AnyEntry:
-    """Parse an entry of this version or of another one; ValidationError if the text is no entry of any
-    version."""
+    """Parse an entry of this version or of another one. Raise ValidationError if the text is neither."""
     try:
-        with site_file.ignored():  # the settings are those of a cluster that is there
+        # The settings of an existing cluster are fixed: no default of the site's file may change them.
+        with site_file.ignored():
             return Entry.model_validate_json(text)
     except ValidationError as error:
         unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
@@ -440,8 +449,8 @@ def _path(entry: ClusterRecord) -> Path:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """Keep other processes from using the registry during the block. The lock ends with this process at the
-    latest."""
+    """Keep other processes from using the registry in the context. The system releases the lock if this
+    process is killed."""
     lock = folder() / "lock"
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -454,11 +463,10 @@ def _locked() -> Iterator[None]:
         os.close(fd)
 
 
-def _own_name() -> str:
-    """The name by which the user knows this process. A Jupyter server names the notebook in the kernel's
-    environment."""
-    notebook = os.environ.get("JPY_SESSION_NAME")
-    if notebook:
+def _process_name() -> str:
+    """Return the name by which the user knows this process: the notebook's path, which a Jupyter server puts
+    into the kernel's environment, or the name of the script."""
+    if notebook := os.environ.get("JPY_SESSION_NAME"):
         return notebook
     script = sys.argv[0] if sys.argv else ""
     if script.endswith("ipykernel_launcher.py"):

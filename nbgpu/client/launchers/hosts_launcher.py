@@ -1,5 +1,4 @@
-"""The hosts of a cluster with `launcher="hosts"`: they dial in, started by a person or by an
-IPython profile."""
+"""The launcher of `launcher="hosts"`: a person or an IPython profile starts the host program on each host."""
 
 from __future__ import annotations
 
@@ -11,26 +10,26 @@ from nbgpu.config import ClusterConfig
 
 
 class NoLauncher(Launcher):
-    """Starts nothing: somebody starts the hosts, and they dial in."""
+    """Starts nothing, and tells the person which command to run on the hosts."""
 
     @classmethod
     def create(cls, config: ClusterConfig) -> Launcher:
-        """Leave the settings with an `ipython_profile` to ipyparallel's launchers."""
+        """Return the launcher of the `ipython_profile` if the settings name one, and this one otherwise."""
         return ProfileLauncher(config) if config.ipython_profile else cls(config)
 
     def start(self, join_file: Path, interface: str) -> None:
-        """Tell the person what to start on the hosts. The start waits for them meanwhile."""
+        """Show the command to run on each host. The start of the cluster then waits for the hosts."""
         self.tell(
             f"waiting for {self._config.num_hosts} host(s), which reach this one at {interface}. On each of them: nbgpu "
             f"host --join {join_file}"
         )
 
     def why_late(self) -> str:
-        """Say how a host dials in."""
+        """Say with which command a host dials in."""
         return (
             "A host dials in with `nbgpu host --join FILE`, which says there where it looks for the cluster"
         )
 
     def when_lost(self) -> str:
-        """Each host is started by hand."""
+        """Say that a restart needs the command on each host once more."""
         return "%nbgpu restart starts it again, when each host has to dial in once more"

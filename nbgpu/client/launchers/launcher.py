@@ -1,4 +1,4 @@
-"""What starts the hosts of a cluster: one interface for all launchers."""
+"""The interface of launchers, which start the other hosts of a cluster: by ssh, Slurm or ipyparallel."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def print_at_once(line: str) -> None:
 
 
 class Launcher(ABC):
-    """Starts hosts that dial in, and ends them. The calls come in the order in which they stand here. Where a
-    launcher knows nothing of its hosts, it leaves the answers as they are here.
+    """Starts hosts, which then dial in (connect to the controller), and ends them. The methods are called in
+    this order. A launcher overrides those for which it has an answer.
 
     Args:
         config: the settings of the cluster.
     """
 
     starts_again = False
-    """Whether the launcher can start a host again that was lost."""
+    """Whether the launcher can start a lost host again."""
 
     uses_notebooks_job = False
-    """Whether the hosts are in the Slurm job that the notebook itself is in."""
+    """Whether the hosts are nodes of the Slurm job in which the notebook itself runs."""
 
     job = ""
-    """The number of Slurm's job that has the hosts, or of the steps within the notebook's own, separated by
-    spaces; empty where there is none."""
+    """The number of the Slurm job with the hosts, or the numbers of its steps, separated by spaces, if it is
+    the notebook's own job; empty without Slurm."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -44,7 +44,7 @@ class Launcher(ABC):
 
     @classmethod
     def create(cls, config: ClusterConfig) -> Launcher:
-        """Return the launcher of these settings: this class, where it leaves some to no other.
+        """Return a launcher for these settings: of this class, unless it leaves the settings to another one.
 
         Raises:
             ConfigError: a setting of the launcher is wrong.
@@ -53,15 +53,15 @@ class Launcher(ABC):
 
     @classmethod
     def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
-        """Return a launcher for the hosts of a kept cluster, whose state `take_over` restores. `record` says
-        which class has started them, where the settings alone leave that open."""
+        """Return a launcher for the hosts of a kept cluster, before `take_over` restores its state. If the
+        settings leave open which class has started the hosts, `record` tells it."""
         return cls.create(config)
 
     def listen_at(self) -> tuple[str, str]:
-        """Return the name and the address of the interface at which the hosts find this one.
+        """Return the name and the address of the network interface at which this host listens for the others.
 
         Raises:
-            ClusterError: the hosts cannot be had.
+            ClusterError: the launcher cannot get hosts, as when Slurm does not answer.
             ConfigError: there is no such interface.
         """
         return interfaces.address_of(self._config.interface)
@@ -72,79 +72,81 @@ class Launcher(ABC):
 
         Args:
             join_file: the file with which they dial in.
-            interface: the one at which the hosts find this host, for messages.
+            interface: the interface from `listen_at`, for messages.
 
         Raises:
-            ClusterError: one does not start.
+            ClusterError: a host does not start.
         """
 
     def check(self) -> None:  # noqa: B027 - a launcher may have nothing to do
-        """Raise ClusterError if a host will not come. Called often until all hosts have dialled in."""
+        """Raise ClusterError if a host cannot dial in any more. Called often until all have dialled in."""
 
     def is_waiting(self) -> bool:
-        """Whether the hosts cannot dial in yet, as while a job waits. Their time has not begun then."""
+        """Whether the hosts cannot dial in yet, as while a job is in the queue. `start_timeout_s` begins when
+        they can."""
         return False
 
     @abstractmethod
     def why_late(self) -> str:
-        """Return sentences for the message that hosts have not come in time."""
+        """Return sentences for the message that hosts have not dialled in in time."""
 
     def joined(self) -> None:  # noqa: B027 - a launcher may have nothing to do
-        """Take note that all hosts have dialled in."""
+        """Called once all hosts have dialled in."""
 
     @abstractmethod
     def when_lost(self) -> str:
         """Say what to do when a host is lost, in whole sentences without the last full stop."""
 
     def is_over(self) -> bool:
-        """Whether no lost host can come back, and the others end too, as at the end of a job."""
+        """Whether lost hosts cannot come back and the others end too, as at the end of a job."""
         return False
 
     def obstacle(self) -> str:
-        """Say why lost hosts are not back yet, in a sentence without its full stop; nothing where the
-        launcher does not know."""
+        """Say why lost hosts are not back yet, in a sentence without its full stop; empty if that is not
+        known."""
         return ""
 
     def start_again(self, join_file: Path) -> str:
-        """Start the hosts again whose programs have ended, if that is possible now; return in words what
-        prevents it for the rest, '' if nothing does. Called on a thread of its own, again and again while a
-        host is lost.
+        """Start the hosts whose programs have ended again, where that is possible now. Called repeatedly on a
+        background thread while a host is lost.
 
         Args:
             join_file: the file with which they dial in.
 
+        Returns:
+            What prevents it for the other hosts, in words; empty if nothing does.
+
         Raises:
-            ClusterError: it does not work now.
+            ClusterError: no host can be started now.
         """
         raise NotImplementedError
 
     def state(self) -> str:
-        """Describe the job that has the hosts, and the time that it has left; empty where there is none."""
+        """Describe the job with the hosts, and the time that it has left; empty if there is no job."""
         return ""
 
     def time_left_s(self) -> float | None:
-        """The time until the hosts are taken away; None where no such time is known."""
+        """The seconds until the time limit of the hosts' job; None if there is none or it is not known."""
         return None
 
     def record(self) -> dict[str, Any]:
-        """Return what `take_over` needs, for JSON."""
+        """Return the state that `take_over` restores, as JSON values."""
         return {}
 
     def take_over(self, job: str, record: Mapping[str, Any]) -> None:  # noqa: B027 - a launcher may need nothing
-        """Restore the state of the launcher that started the hosts of a kept cluster, in a process that is
-        gone.
+        """Restore the state of the launcher that has started the hosts of a kept cluster in another process.
 
         Args:
-            job: its `job`.
-            record: what its `record` returned.
+            job: that launcher's `job`.
+            record: the result of its `record`.
         """
 
     def end(self) -> None:  # noqa: B027 - a launcher may have nothing to do
-        """End what is left of the hosts, and what was made for them. Harmless when repeated."""
+        """End the hosts that still run, and remove what was made for them. A second call does nothing."""
 
 
 def launcher_of(config: ClusterConfig) -> Launcher:
-    """Return the launcher of a cluster's settings, which has started nothing yet.
+    """Return a new launcher for a cluster's settings.
 
     Raises:
         ConfigError: a setting of the launcher is wrong.
@@ -157,7 +159,7 @@ def restored_launcher(config: ClusterConfig, job: str, record: Mapping[str, Any]
 
     Args:
         config: the settings of the cluster.
-        job: the number of its Slurm job or steps; empty where there is none.
+        job: the launcher's `job`.
         record: the launcher's `record`.
     """
     launcher = _implementation(config).adopt(config, record)

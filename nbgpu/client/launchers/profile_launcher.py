@@ -1,8 +1,8 @@
-"""The hosts of a cluster with an `ipython_profile`: one of ipyparallel's launchers starts them, as that
+"""The launcher of the setting `ipython_profile`: one of ipyparallel's launchers starts the hosts, as the
 profile's configuration says.
 
-So PBS, LSF, SGE, HTCondor, MPI and what a site has written for itself are launchers too: where they would
-start `ipengine`, they start a host's program.
+This makes ipyparallel's launchers for PBS, LSF, SGE, HTCondor and MPI, and those that a site has written
+itself, available to nbgpu: they run the host program in place of `ipengine`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NUM_LINES = 20
 _START_PATIENCE_S = 60.0
 _END_PATIENCE_S = 10.0
 _IDLE_PATIENCE_S = 1.0
-"""For a thread that has nothing to do. One in a command that hangs is left there."""
+"""For the end of the loop's thread. It is left behind if it waits for a command that hangs."""
 _POLL_PERIOD_S = 0.05
 
 _log = logging.getLogger("nbgpu.cluster")
 
 
 class ProfileLauncher(Launcher):
-    """Has ipyparallel's launcher of a profile start a host's program on each host.
+    """Lets the ipyparallel launcher of a profile start the host program on each host.
 
     Args:
         config: the settings of the cluster.
@@ -64,10 +64,11 @@ class ProfileLauncher(Launcher):
                 "For ssh: launcher='ssh' with hosts"
             )
         self._engines: Any = None
-        """ipyparallel's launcher once it has been asked to start the hosts."""
+        """ipyparallel's launcher; None before the start."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """ipyparallel's launchers hear on it that what they have started has ended."""
+        """The event loop of ipyparallel's launcher, which learns on it that its processes have ended."""
         self._thread: threading.Thread | None = None
+        """Runs the event loop."""
 
     def start(self, join_file: Path, interface: str) -> None:
         """Submit the job, or start the processes."""
@@ -92,48 +93,53 @@ class ProfileLauncher(Launcher):
             )
             self._thread.start()
             self._engines = engines
-            started = self._started(self._ask(lambda: engines.start(self._config.num_hosts)))
+            started = self._wait_for_start(self._ask(lambda: engines.start(self._config.num_hosts)))
         job = f": job {started}" if isinstance(started, str) else ""
         self.tell(
             f"{self._name} of the profile {self._config.ipython_profile} starts {self._config.num_hosts} host(s){job}"
         )
 
     def _ask(self, call: Callable[[], Any]) -> Future[Any]:
-        """Call a method of ipyparallel's launcher, which may be a coroutine, on the loop's thread."""
+        """Call a method of ipyparallel's launcher, which may be a coroutine, on the thread of the loop."""
         assert self._loop is not None, "start has made it"
 
-        async def done() -> Any:
-            answer = call()
-            return await answer if inspect.isawaitable(answer) else answer
+        async def result() -> Any:
+            value = call()
+            return await value if inspect.isawaitable(value) else value
 
-        return asyncio.run_coroutine_threadsafe(done(), self._loop)
+        return asyncio.run_coroutine_threadsafe(result(), self._loop)
 
-    def _started(self, asked: Future[Any]) -> Any:
-        """Return what starting has returned. A Stop ends the wait for a command that hangs."""
+    def _wait_for_start(self, pending: Future[Any]) -> Any:
+        """Wait for the result of the launcher's `start`, such as the number of a job, and return it. An
+        interrupt ends the wait, in case the launcher's command hangs.
+
+        Raises:
+            ClusterError: the launcher has failed, or takes too long.
+        """
         give_up_s = time.monotonic() + _START_PATIENCE_S
-        while not wait([asked], _POLL_PERIOD_S).done:
+        while not wait([pending], _POLL_PERIOD_S).done:
             take_interrupt()
             if time.monotonic() > give_up_s:
                 raise ClusterError(f"{self._name} has not started the hosts within {_START_PATIENCE_S:g} s")
-        error = asked.exception()
+        error = pending.exception()
         if isinstance(error, CalledProcessError):
-            said = (error.output or b"").decode(errors="replace").strip()
+            output = (error.output or b"").decode(errors="replace").strip()
             raise ClusterError(
                 f"{shlex.join(error.cmd)} of {self._name} failed with exit code {error.returncode}"
-                f"{f': {said}' if said else ''}"
+                f"{f': {output}' if output else ''}"
             )
         if error is not None:
             raise ClusterError(f"{self._name} could not start the hosts: {error}") from error
-        return asked.result()
+        return pending.result()
 
     def check(self) -> None:
-        """Raise ClusterError if all that was started has ended."""
+        """Raise ClusterError if the job, or all processes, have ended."""
         if self._engines.state == "after":
-            said = self._last_lines() or "It has written nothing"
-            raise ClusterError(f"what {self._name} has started has ended. {said}")
+            output = self._last_lines() or "It has written nothing"
+            raise ClusterError(f"what {self._name} has started has ended. {output}")
 
     def why_late(self) -> str:
-        """The end of what the hosts have written."""
+        """The last lines of the hosts' output, or what to do if there is none."""
         return self._last_lines() or (
             f"The hosts have written nothing to {self._folder / 'log'}: the job may still wait in its queue. Give it longer "
             "with start_timeout_s, and where hosts do not see that folder, launcher_options={'folder': ...} names another "
@@ -141,27 +147,28 @@ class ProfileLauncher(Launcher):
         )
 
     def _last_lines(self) -> str:
-        written = []
+        """The last lines of the hosts' output, with a heading; empty if there is no output."""
+        lines = []
         for path in sorted((self._folder / "log").glob("*")):
-            written += path.read_text(errors="replace").strip().splitlines()
-        # ipyparallel has read and removed the files of processes that have ended.
+            lines += path.read_text(errors="replace").strip().splitlines()
+        # ipyparallel reads and removes the files of processes that have ended.
         for output in getattr(self._engines, "outputs", {}).values():
-            written += output.strip().splitlines()
-        return "\n".join(["The hosts' output ends with:", *written[-_NUM_LINES:]]) if written else ""
+            lines += output.strip().splitlines()
+        return "\n".join(["The hosts' output ends with:", *lines[-_NUM_LINES:]]) if lines else ""
 
     def when_lost(self) -> str:
-        """Say that the launcher starts hosts again."""
+        """Say that a restart of the cluster starts the hosts again."""
         return f"%nbgpu restart has {self._name} start hosts again"
 
     @uninterrupted()
     def end(self) -> None:
-        """Have the launcher end what it has started, and remove its folder."""
+        """Let ipyparallel's launcher end its job or processes, and remove the folder. Failures are only
+        logged: the hosts end with the cluster in any case, and a job that has ended cannot be cancelled."""
         if self._engines is not None and self._engines.state == "running":
-            asked = self._ask(self._engines.stop)
-            # The hosts end with the cluster in any case, and a job that has ended cannot be cancelled.
-            if not wait([asked], _END_PATIENCE_S).done:
+            pending = self._ask(self._engines.stop)
+            if not wait([pending], _END_PATIENCE_S).done:
                 _log.warning("%s has not ended its job within %g s", self._name, _END_PATIENCE_S)
-            elif error := asked.exception():
+            elif error := pending.exception():
                 _log.info("%s: %s", self._name, error)
         self._engines = None
         if self._loop is not None and self._thread is not None:
@@ -174,12 +181,12 @@ class ProfileLauncher(Launcher):
 
 
 def _profile(name: str) -> Any:
-    """Return ipyparallel's cluster with the configuration of a profile.
+    """Return ipyparallel's `Cluster` with the configuration of a profile.
 
     Raises:
         ConfigError: there is no such profile, or its configuration cannot be read.
     """
-    # Here, because they take a while to import and few clusters need them.
+    # Here, because these imports take a while, and few clusters need them.
     from ipyparallel.cluster.cluster import Cluster
     from IPython.core.profiledir import ProfileDir, ProfileDirError
     from IPython.paths import get_ipython_dir
@@ -193,7 +200,7 @@ def _profile(name: str) -> Any:
             "how engines are started"
         ) from None
     try:
-        # Left to load it, ipyparallel goes on with its defaults where the file has a mistake.
+        # If ipyparallel loaded the file, it would ignore an error in it and use its defaults.
         config = PyFileConfigLoader(_CONFIGURATION, path=folder).load_config()
         return Cluster(config=config, load_profile=False, profile_dir=folder, cluster_id="nbgpu")
     except ConfigFileNotFound:

@@ -1,7 +1,7 @@
-"""Runs on a host that ssh reaches: compares its packages, and starts a program that outlives the connection.
+"""Runs on a host that ssh reaches: reports package versions, and starts a program that outlives ssh.
 
-Its text is sent over the connection, so that it needs nothing on the host but Python 3.8: it must say what is
-wrong there also where nbgpu is not installed, or Python is older than nbgpu takes.
+The text of this module is sent over the connection, and needs only Python 3.8 and the standard library on the
+host: it must report what is wrong there even if nbgpu is not installed, or Python is too old for it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from typing import Any
 
 
 def main(request: dict[str, Any]) -> None:
-    """Do what the request asks, and answer with a line of JSON."""
-    found = versions(request["packages"])
-    # The address of the other end of ssh's connection, as this host sees it.
+    """Answer a request with a line of JSON: 'versions' of this host, 'caller' (the address of the notebook's
+    host, as this one sees it), and the 'pid' and 'folder' of the program, if one was started.
+
+    Args:
+        request: 'packages' whose versions are reported; 'versions' with which 'command' may be started; and
+            'connection', the text of its file.
+    """
+    installed = versions(request["packages"])
     caller = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
-    answer: dict[str, Any] = {"versions": found, "caller": caller, "pid": None, "folder": None}
-    if found == request["versions"] and request["command"]:
+    answer: dict[str, Any] = {"versions": installed, "caller": caller, "pid": None, "folder": None}
+    if installed == request["versions"] and request["command"]:
         folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
         try:
             write(folder / "connection.json", request["connection"])
-            answer["pid"] = start(request["command"], folder, request["working_folder"])
+            answer["pid"] = start(request["command"], folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -36,45 +41,46 @@ def main(request: dict[str, Any]) -> None:
 
 
 def versions(packages: list[str]) -> dict[str, str | None]:
-    """Return the version of Python and of each package; None where it is not installed. The same as `here` of
-    nbgpu/host/versions.py: that file may not be on this host."""
-    found: dict[str, str | None] = {"Python": "{}.{}".format(*sys.version_info)}
+    """Return the version of Python and of each package, or None for one that is not installed. This repeats
+    `here` of nbgpu/host/versions.py, because that file may not be on this host."""
+    installed: dict[str, str | None] = {"Python": "{}.{}".format(*sys.version_info)}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that nobody else can read at any moment."""
+    """Write a new file that only this user can read, from the first moment on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
 
 
-def start(command: list[str], folder: Path, working_folder: str) -> int:
-    """Start a program in a session of its own, and return its pid.
+def start(command: list[str], folder: Path) -> int:
+    """Start a program in a new session, so that it outlives the connection, and return its pid.
 
     Args:
-        command: its words, in which '{folder}' and '{python}' stand for the folder and this interpreter.
-        folder: of this program alone.
-        working_folder: the folder to run in; the home folder where it is not here.
+        command: its arguments; '{folder}' and '{python}' stand for the folder and this interpreter.
+        folder: the program's private folder, in which its output is written to `host.log`.
     """
-    words = [word.replace("{folder}", str(folder)).replace("{python}", sys.executable) for word in command]
+    arguments = [
+        part.replace("{folder}", str(folder)).replace("{python}", sys.executable) for part in command
+    ]
     descriptor = os.open(folder / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "w") as log:
-        # The end of the connection does not end it, and it reads nothing from there.
         process = subprocess.Popen(
-            words,
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=working_folder if working_folder and Path(working_folder).is_dir() else Path.home(),
+            # The host program itself changes to the notebook's folder, which the join file names.
+            cwd=Path.home(),
             start_new_session=True,
         )
-    process.returncode = 0  # or Python would warn that it still runs
+    process.returncode = 0  # otherwise Popen warns that the process still runs
     return process.pid
 
 

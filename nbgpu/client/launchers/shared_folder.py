@@ -1,4 +1,4 @@
-"""A private folder that all hosts see, for the join file and what a scheduler writes."""
+"""A private folder that all hosts share, for the join file and the output of a scheduler's job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from nbgpu.machine.files import write_whole
 
 
 def new_folder(options: Mapping[str, str], prefix: str) -> Path:
-    """Return the path of a folder that is to be made, in the one that `launcher_options` names or else in the
-    home folder, which on most sites is on all nodes."""
-    place = Path(options.get("folder", Path.home())).expanduser().absolute()
-    return place / f"{prefix}{secrets.token_hex(6)}"
+    """Return the path of a new folder, which `make` makes. It is inside the folder that `launcher_options`
+    names, or else inside the home folder, which the nodes of most sites share.
+
+    Args:
+        options: `launcher_options`.
+        prefix: the beginning of the folder's name.
+    """
+    parent = Path(options.get("folder", Path.home())).expanduser().absolute()
+    return parent / f"{prefix}{secrets.token_hex(6)}"
 
 
 def make(folder: Path, join_file: Path) -> Path:
-    """Make the folder, with a copy of the join file, and return the path of the copy.
+    """Make a folder with a copy of the join file in it, and return the path of the copy.
 
     Raises:
-        ClusterError: it cannot be made.
+        ClusterError: the folder cannot be made.
     """
     copy = folder / join_file.name
     try:

@@ -1,4 +1,4 @@
-"""Slurm's programs: a job is submitted, looked at and cancelled, and what Slurm says is handed on."""
+"""Runs Slurm's programs (sbatch, scontrol, squeue, sacct, scancel, sinfo) and parses what they print."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from nbgpu.client.launchers.slurm_state import ACCOUNTING_FIELDS, JobState, from
 from nbgpu.errors import ClusterError
 
 _SUBMIT_PATIENCE_S = 30.0
-"""Where the queue is full, sbatch tries again and again."""
+"""If the queue is full, sbatch tries again and again for longer than anybody would wait."""
 _TIMED_OUT = 124
-"""The exit status, as timeout(1) has it, that stands for a program that did not end in time."""
+"""The exit status, as of timeout(1), that stands for a program that did not end in time."""
 _SUBMITTED = re.compile(r"^(\d+)(?:;\S+)?\s*$", re.MULTILINE)
 """What sbatch prints: 'JOB', or 'JOB;CLUSTER'. A site's wrapper of sbatch may print other lines."""
 _STEP_PATIENCE_S = 5.0
 _STEP_LOOK_S = 0.2
 
-_STAYS = re.compile(r"JUPYTERHUB_.*|JUPYTER_TOKEN|JPY_API_TOKEN|IPP_CONNECTION_INFO")
-"""Variables of the notebook's server that hold its keys. Slurm keeps a job's environment on its disk."""
-_OF_ANOTHER_JOB = re.compile(r"SLURM_(?!CONF$).*|SBATCH_.*|SRUN_.*|PMI_.*|PMIX_.*")
-"""A notebook may run in a job itself, and srun would take that job's variables for its own settings."""
+_SECRETS = re.compile(r"JUPYTERHUB_.*|JUPYTER_TOKEN|JPY_API_TOKEN|IPP_CONNECTION_INFO")
+"""Variables with the tokens of the notebook's server: Slurm stores a job's environment on its disk."""
+_JOB_VARIABLES = re.compile(r"SLURM_(?!CONF$).*|SBATCH_.*|SRUN_.*|PMI_.*|PMIX_.*")
+"""Variables of the job in which the notebook may run: srun would read them as its own options."""
 
 _ADVICE = (
     (r"[Ii]nvalid partition", "{partitions}"),
@@ -51,21 +51,21 @@ _ADVICE = (
     ),
     (r"unrecognized option|[Ii]nvalid option", "see `man sbatch` for the options of this Slurm"),
 )
-"""What Slurm says when it refuses a job, and what to do then."""
+"""The errors with which Slurm refuses a job, as regular expressions, and what to do about each."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a job has."""
+    """The nodes and GPUs of a job."""
 
     gpus_by_node: Mapping[str, int]
-    """Its nodes in Slurm's order, each with the number of its GPUs that the job has."""
+    """The nodes in Slurm's order, each with the number of GPUs that the job has there."""
     gpus_are_of_job: bool = False
-    """Whether the job was asked for with a number of GPUs for all nodes together (--gpus)."""
+    """Whether the job was submitted with a number of GPUs for all nodes together (--gpus)."""
 
     @property
     def gpus_in_words(self) -> str:
-        """The GPUs by node: '2 GPUs on each node', or 'GPUs: 2 on n1, 1 on n2'."""
+        """The number of GPUs: '2 GPUs on each node', or 'GPUs: 2 on n1, 1 on n2'."""
         numbers = list(self.gpus_by_node.values())
         if not any(numbers):
             return "Slurm counts no GPU of it"
@@ -73,8 +73,8 @@ class Allocation:
             return f"{numbers[0]} GPU{'s' if numbers[0] > 1 else ''} on each node"
         return "GPUs: " + ", ".join(f"{number} on {node}" for node, number in self.gpus_by_node.items())
 
-    def of(self, num_nodes: int) -> Allocation:
-        """The part of it that the first nodes have."""
+    def first_nodes(self, num_nodes: int) -> Allocation:
+        """The part of the allocation on the first nodes."""
         return replace(self, gpus_by_node=dict(list(self.gpus_by_node.items())[:num_nodes]))
 
 
@@ -83,8 +83,8 @@ class Slurm:
     """The Slurm of this host.
 
     Args:
-        through: the beginning of a command line by which its programs are run elsewhere; empty for here.
-        patience_s: how long its programs may take, but for sbatch.
+        through: a command line that runs Slurm's programs somewhere else; empty to run them here.
+        patience_s: the time limit of each program except sbatch, in seconds.
     """
 
     through: Sequence[str] = ()
@@ -94,7 +94,7 @@ class Slurm:
         """Submit a batch script and return the job's number.
 
         Raises:
-            ClusterError: Slurm refuses it, in Slurm's words, does not answer in time, or is not here.
+            ClusterError: Slurm refuses the job, does not answer in time, or is not on this host.
         """
         done = self._run(["sbatch", "--parsable"], script, patience_s=_SUBMIT_PATIENCE_S)
         if done.returncode == _TIMED_OUT:
@@ -108,33 +108,35 @@ class Slurm:
         return str(jobs[-1])
 
     def state(self, job: str) -> JobState:
-        """Return what Slurm knows of a job.
+        """Return the state of a job.
 
         Raises:
             ClusterError: Slurm does not answer.
         """
-        if line := self._described(job):
-            return from_scontrol(line, self._nodes(line))
-        return self._recorded(job) or JobState(job, "")
+        if line := self._job_line(job):
+            node_list = re.search(r"\sNodeList=(\S+)", line)
+            nodes = [] if node_list is None or node_list[1] == "(null)" else self._expanded(node_list[1])
+            return from_scontrol(line, nodes)
+        return self._accounted_state(job) or JobState(job, "")
 
     def allocation(self, job: str) -> Allocation:
-        """Return what a job that runs has; nothing where Slurm knows the job no longer.
+        """Return the nodes and GPUs of a running job; no nodes if Slurm does not know the job any more.
 
         Raises:
             ClusterError: Slurm does not answer.
         """
-        described = self._described(job)
+        line = self._job_line(job)
         gpus: dict[str, int] = {}
-        for nodes, given in re.findall(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", described):
+        for nodes, resources in re.findall(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", line):
             # Several types are separated by commas: gpu:a100:2(IDX:0-1),gpu:1(IDX:2)
-            counts = re.findall(r"(?:^|,)gpu:(?:[^,:(]+:)?(\d+)", given)
-            gpus |= dict.fromkeys(self._named(nodes), sum(map(int, counts)))
-        return Allocation(gpus, re.search(r"\sTresPerJob=\S*gpu", described) is not None)
+            counts = re.findall(r"(?:^|,)gpu:(?:[^,:(]+:)?(\d+)", resources)
+            gpus |= dict.fromkeys(self._expanded(nodes), sum(map(int, counts)))
+        return Allocation(gpus, re.search(r"\sTresPerJob=\S*gpu", line) is not None)
 
-    def _described(self, job: str) -> str:
-        """The line in which scontrol describes a job; empty where Slurm knows it no longer."""
+    def _job_line(self, job: str) -> str:
+        """The line that `scontrol show job` prints for a job; empty if Slurm does not know it any more."""
         done = self._run(["scontrol", "show", "job", "--details", "--oneliner", job])
-        # The number of the first job of an array stands for all of them.
+        # For the first job of an array scontrol prints all jobs of the array.
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"JobId={job} ")]
         if lines and not done.returncode:
             return lines[0]
@@ -143,7 +145,7 @@ class Slurm:
         return ""
 
     def steps(self, job: str, name: str) -> list[str]:
-        """The numbers of a job's steps that have this name, such as '7.1'.
+        """The numbers of those steps of a job that have this name, such as '7.1'.
 
         Raises:
             ClusterError: Slurm does not answer.
@@ -151,31 +153,32 @@ class Slurm:
         done = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"])
         if done.returncode:
             raise ClusterError(f"Slurm does not say which steps job {job} has: {self._with_advice(done)}")
-        words = [line.split() for line in done.stdout.splitlines()]
-        return [number for number, step in (each for each in words if len(each) == 2) if step == name]
+        rows = [line.split() for line in done.stdout.splitlines()]
+        return [row[0] for row in rows if row[1:] == [name]]
 
     def cancel(self, job: str) -> None:
-        """End a job, whether it waits or runs, or steps of a job; does nothing where they are over.
+        """End a job, whether it waits or runs, or steps of a job; do nothing if they have ended.
 
         Args:
-            job: the number of the job, or of steps of one, separated by spaces: '7.1 7.2'.
+            job: the number of the job, or the numbers of steps, separated by spaces: '7.1 7.2'.
 
         Raises:
-            ClusterError: Slurm does not do it.
+            ClusterError: Slurm does not cancel them.
         """
         numbers = job.split()
         if any("." in number for number in numbers):
-            # Slurm kills the tasks of a step at once, and what they have made would stay.
-            self._signal(["--signal=TERM", *numbers])
+            # Without the signal Slurm kills the tasks of a step at once, and their files would stay.
+            self._scancel(["--signal=TERM", *numbers])
             self._wait_for_end(numbers)
-        self._signal(numbers)
+        self._scancel(numbers)
 
-    def _signal(self, arguments: Sequence[str]) -> None:
+    def _scancel(self, arguments: Sequence[str]) -> None:
         done = self._run(["scancel", *arguments])
         if done.returncode and "Invalid job id" not in done.stderr and "already" not in done.stderr:
             raise ClusterError(f"Slurm did not cancel job {arguments[-1]}: {self._with_advice(done)}")
 
     def _wait_for_end(self, steps: Sequence[str]) -> None:
+        """Wait some seconds for the end of steps of one job."""
         job = steps[0].partition(".")[0]
         give_up_mono_s = time.monotonic() + _STEP_PATIENCE_S
         while time.monotonic() < give_up_mono_s:
@@ -185,37 +188,30 @@ class Slurm:
             time.sleep(_STEP_LOOK_S)
 
     def partitions(self) -> list[str]:
-        """The names of the partitions that take jobs."""
+        """The names of the partitions that accept jobs."""
         done = self._run(["sinfo", "--noheader", "--format=%R %a"])
         return [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == ["up"]]
 
     def node_addresses(self, partition: str = "", nodes: Sequence[str] = ()) -> list[str]:
-        """The names or addresses by which Slurm reaches its nodes: of the partition's where one is named, and
-        of these alone where some are."""
-        of = [f"--partition={partition}"] if partition else []
-        of += [f"--nodes={','.join(nodes)}"] if nodes else []
-        return self._run(["sinfo", "--noheader", "--Node", "--format=%o", *of]).stdout.split()
+        """The host names or addresses of Slurm's nodes.
 
-    def _recorded(self, job: str) -> JobState | None:
-        """What the accounting says; None where a site has none or it knows nothing of the job."""
-        asked = [
-            "sacct",
-            "--parsable2",
-            "--noheader",
-            "--allocations",
-            f"--jobs={job}",
-            f"--format={ACCOUNTING_FIELDS}",
-        ]
-        done = self._run(asked)
+        Args:
+            partition: take only the nodes of this partition; empty for all.
+            nodes: take only these nodes; empty for all.
+        """
+        filters = [f"--partition={partition}"] if partition else []
+        filters += [f"--nodes={','.join(nodes)}"] if nodes else []
+        return self._run(["sinfo", "--noheader", "--Node", "--format=%o", *filters]).stdout.split()
+
+    def _accounted_state(self, job: str) -> JobState | None:
+        """The state of a job in Slurm's accounting; None if the site has no accounting, or no such job."""
+        options = ["--parsable2", "--noheader", "--allocations", f"--format={ACCOUNTING_FIELDS}"]
+        done = self._run(["sacct", *options, f"--jobs={job}"])
         lines = done.stdout.strip().splitlines()
         return from_accounting(lines[-1]) if lines and not done.returncode else None
 
-    def _nodes(self, line: str) -> list[str]:
-        """The nodes that a line's NodeList stands for, such as 'n[1-3]'."""
-        found = re.search(r"\sNodeList=(\S+)", line)
-        return [] if found is None or found[1] == "(null)" else self._named(found[1])
-
-    def _named(self, nodes: str) -> list[str]:
+    def _expanded(self, nodes: str) -> list[str]:
+        """The names of the nodes in Slurm's short form, such as 'n[1-3]'."""
         if not re.search(r"[\[,]", nodes):
             return [nodes]
         done = self._run(["scontrol", "show", "hostnames", nodes])
@@ -224,16 +220,21 @@ class Slurm:
     def _run(
         self, command: Sequence[str], stdin: str = "", patience_s: float | None = None
     ) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's programs. If it does not end in time, its status is `_TIMED_OUT`.
+
+        Raises:
+            ClusterError: the program is not on this host.
+        """
         if not self.through and shutil.which(command[0]) is None:
             raise ClusterError(
                 f"there is no {command[0]} on this host. launcher='slurm' works where Slurm's programs are, such as "
                 "on a cluster's login node, and not in a container without them"
             )
-        words = [*self.through, *command]
+        arguments = [*self.through, *command]
         patience_s = patience_s or self.patience_s
         try:
             return subprocess.run(
-                words,
+                arguments,
                 input=stdin,
                 capture_output=True,
                 text=True,
@@ -243,32 +244,31 @@ class Slurm:
                 errors="replace",
             )
         except subprocess.TimeoutExpired as error:
-            said = (
-                error.stderr.decode(errors="replace")
-                if isinstance(error.stderr, bytes)
-                else error.stderr or ""
-            )
-            late = f"{said.strip()}\n{command[0]} did not end within {patience_s:.0f} s".strip()
-            return subprocess.CompletedProcess(words, _TIMED_OUT, "", late)
+            # Its output is bytes even if the program was run with text=True.
+            output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
+            message = f"{output.strip()}\n{command[0]} did not end within {patience_s:.0f} s".strip()
+            return subprocess.CompletedProcess(arguments, _TIMED_OUT, "", message)
 
     def _with_advice(self, done: subprocess.CompletedProcess[str]) -> str:
-        said = "; ".join(
-            dict.fromkeys(line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip())
-        )
-        said = said or f"{done.args[len(self.through)]} ended with status {done.returncode} and no word"
+        """The error output of a program in one line, and what to do about it if that is known."""
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines()]
+        output = "; ".join(dict.fromkeys(filter(None, lines)))
+        output = output or f"{done.args[len(self.through)]} ended with status {done.returncode} and no word"
         for pattern, advice in _ADVICE:
-            if re.search(pattern, said):
-                named = ""
+            if re.search(pattern, output):
+                partitions = ""
                 if "{partitions}" in advice:
-                    named = (
-                        f"launcher_options={{'partition': ...}} names one of {', '.join(self.partitions())}"
-                    )
-                return f"{said}. {advice.format(partitions=named)}"
-        return said
+                    names = ", ".join(self.partitions())
+                    partitions = f"launcher_options={{'partition': ...}} names one of {names}"
+                return f"{output}. {advice.format(partitions=partitions)}"
+        return output
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which a job is submitted: without the keys of the notebook's server, and without
-    those of a job that the notebook may run in."""
-    unwanted = (_STAYS, _OF_ANOTHER_JOB)
-    return {name: value for name, value in variables.items() if not any(p.fullmatch(name) for p in unwanted)}
+    """The environment for a job or a step: these variables without the tokens of the notebook's server, and
+    without those of the job in which the notebook may run."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not _SECRETS.fullmatch(name) and not _JOB_VARIABLES.fullmatch(name)
+    }

@@ -1,4 +1,4 @@
-"""What the hosts of a job that was submitted for them have in common with those in the notebook's own job."""
+"""What the launcher that submits a Slurm job and the one that uses the notebook's own job have in common."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.machine import interfaces
 
-_LOOK_PATIENCE_S = 3.0
-"""Where somebody waits for the answer who can do without it."""
+_QUICK_PATIENCE_S = 3.0
+"""For answers that are not necessary."""
 _CHECK_PERIOD_S = 2.0
-"""A site's controller answers many people."""
+"""Not more often, because Slurm's controller serves all users of a site."""
 _HOST_ENDED = re.compile(r"srun: error: (?:Node )?(\S+?): tasks? [\d,-]+: (.+)")
 _SLURM_PORT = 6818
 OPTIONS = ("python", "folder")
-"""Names in `launcher_options` that are nbgpu's own, and none of Slurm's."""
+"""The names in `launcher_options` that are not options of sbatch, but of nbgpu."""
 _NUM_LINES = 20
 
 
 class SlurmHosts(Launcher):
-    """Hosts that srun starts, each as a task.
+    """Hosts that srun starts, one task on each node.
 
     Args:
         config: the settings of the cluster.
@@ -40,30 +40,33 @@ class SlurmHosts(Launcher):
     def __init__(self, config: ClusterConfig) -> None:
         super().__init__(config)
         options = config.options_of_launcher
-        own: dict[str, str] = {name: str(options[name]) for name in OPTIONS if name in options}
-        self._python = own.get("python", sys.executable)
-        self._folder = shared_folder.new_folder(own, ".nbgpu-job-")
+        nbgpu_options = {name: str(options[name]) for name in OPTIONS if name in options}
+        self._python = nbgpu_options.get("python", sys.executable)
+        self._folder = shared_folder.new_folder(nbgpu_options, ".nbgpu-job-")
         self._slurm = Slurm()
-        self._quick_slurm = Slurm(patience_s=_LOOK_PATIENCE_S)
+        self._quick_slurm = Slurm(patience_s=_QUICK_PATIENCE_S)
         self._state: JobState | None = None
+        """The state of the job at the last look."""
         self._checked_mono_s = 0.0
 
     @property
     def _output(self) -> Path:
-        """The file that Slurm writes the hosts' output to."""
+        """The file to which Slurm writes the output of the hosts."""
         return self._folder / "job.log"
 
     def _host_command(self, removal: str) -> list[str]:
-        """The command by which a node becomes a host.
+        """The command that runs the host program on a node.
 
         Args:
-            removal: when it removes the job's folder; see nbgpu/engine/process/host.py.
+            removal: the option that says when the program removes the job's folder; see
+                nbgpu/engine/process/host.py.
         """
         join_file = str(self._folder / "join.json")
         return [self._python, "-P", "-m", "nbgpu.engine.process.host", join_file, removal]
 
     def _interface_towards(self, addresses: Sequence[str]) -> tuple[str, str]:
-        """The interface that leads to the first of these nodes that is known here, or to other hosts."""
+        """The interface on the route to the first of these nodes whose name resolves here; if none does, the
+        one that is chosen without a destination."""
         for address in addresses:
             try:
                 return interfaces.towards(socket.gethostbyname(address), _SLURM_PORT)
@@ -72,6 +75,7 @@ class SlurmHosts(Launcher):
         return interfaces.address_of("auto")
 
     def _is_checked(self) -> bool:
+        """Whether the last look at the job is recent enough."""
         return time.monotonic() - self._checked_mono_s < _CHECK_PERIOD_S
 
     def is_over(self) -> bool:
@@ -80,15 +84,15 @@ class SlurmHosts(Launcher):
             try:
                 self._look(self._quick_slurm)
             except ClusterError:
-                return False  # it is asked again
+                return False  # the next call asks again
         return self._state is not None and self._means_the_end(self._state)
 
     @abstractmethod
     def _means_the_end(self, state: JobState) -> bool:
-        """Whether no host comes back from a job in this state."""
+        """Whether no lost host can come back in this state of the job."""
 
     def _look(self, slurm: Slurm) -> JobState:
-        """Ask for the state of the job, and remember it.
+        """Ask Slurm for the state of the job, and store it.
 
         Raises:
             ClusterError: Slurm does not answer.
@@ -99,6 +103,7 @@ class SlurmHosts(Launcher):
 
     @property
     def _job_number(self) -> str:
+        """The number of the job that has the nodes."""
         return self.job
 
     def record(self) -> dict[str, Any]:
@@ -106,42 +111,43 @@ class SlurmHosts(Launcher):
         return {"folder": str(self._folder)}
 
     def take_over(self, job: str, record: Mapping[str, Any]) -> None:
-        """Take over the job or its steps, to look at them and to end them."""
+        """Take over the job, or the steps, that another process has started."""
         self.job = job
         self._folder = Path(record.get("folder", self._folder))
 
     def _require_hosts(self) -> None:
-        """Raise ClusterError if a host's program has ended."""
+        """Raise ClusterError if a host program has ended, which srun reports in the output."""
         if ended := _HOST_ENDED.findall(self._log()):
             hosts = "; ".join(f"{host} did not join ({how})" for host, how in ended)
             raise ClusterError(f"{hosts}. {self.why_late()}")
 
     def _log(self) -> str:
+        """The output of the hosts so far."""
         try:
             return self._output.read_text(errors="replace")
         except OSError:
             return ""
 
     def why_late(self) -> str:
-        """The end of the hosts' output."""
-        last = self._log().strip().splitlines()[-_NUM_LINES:]
-        if not last:
+        """The last lines of the hosts' output."""
+        lines = self._log().strip().splitlines()[-_NUM_LINES:]
+        if not lines:
             return (
                 f"The job has written nothing to {self._output}. Where nodes do not see that folder, "
                 "launcher_options={'folder': ...} names another place"
             )
-        return "\n".join(["The job's output ends with:", *last])
+        return "\n".join(["The job's output ends with:", *lines])
 
     def state(self) -> str:
-        """Say how the job is: 'job 7 runs on n1, n2; 3 h left'."""
+        """Describe the state of the job: 'job 7 runs on n1, n2; 3 h left'."""
         try:
             return self._quick_slurm.state(self._job_number).in_words()
         except ClusterError as error:
             return str(error)
 
     def time_left_s(self) -> float | None:
-        """The time until the job's limit; None if it has none."""
+        """The seconds until the job's time limit; None if it has none or Slurm does not answer."""
         try:
             return self._quick_slurm.state(self._job_number).time_left_s
         except ClusterError:
-            return None  # it is asked again
+            return None

@@ -1,4 +1,4 @@
-"""The hosts of a cluster with `launcher="slurm"`: one job, each node of which becomes a host."""
+"""The launcher of `launcher="slurm"`: submits one job, and each of its nodes becomes a host."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.slurm_job import NEW_JOB, OwnJob
 
 _ENDING_PATIENCE_S = 3.0
-"""Slurm says why a job ends only once all of its nodes are free."""
-_ENDING_LOOK_S = 0.1
+"""Slurm reports why a job has ended only once all of its nodes are free."""
+_ENDING_POLL_PERIOD_S = 0.1
 
 
 class SlurmLauncher(SlurmHosts):
@@ -33,15 +33,15 @@ class SlurmLauncher(SlurmHosts):
         config: the settings of the cluster.
 
     Raises:
-        ConfigError: an option is not one of sbatch, or is not the user's to give.
+        ConfigError: an option is none of sbatch's, or a user cannot give it.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
         super().__init__(config)
-        given = config.options_of_launcher
-        if given.get(NEW_JOB, True) is not True:
+        all_options = config.options_of_launcher
+        if all_options.get(NEW_JOB, True) is not True:
             raise ConfigError(f"launcher_options: {NEW_JOB!r} takes no value: {{{NEW_JOB!r}: True}}")
-        options = {name: value for name, value in given.items() if name not in (*OPTIONS, NEW_JOB)}
+        options = {name: value for name, value in all_options.items() if name not in (*OPTIONS, NEW_JOB)}
         by_long_name = {long_name(name): value for name, value in options.items()}
         self._may_be_requeued = bool(by_long_name.get("requeue"))
         if self._may_be_requeued and config.on_host_lost != "wait":
@@ -59,12 +59,13 @@ class SlurmLauncher(SlurmHosts):
             setup=config.setup.splitlines(),
             outlives_nodes=config.on_host_lost != "stop",
         )
-        self._script()  # refuses options that are not the user's to give
-        self._said = ""
+        self._script()  # raises ConfigError for wrong options now, and not only at the start
+        self._last_shown = ""
 
     @classmethod
     def create(cls, config: ClusterConfig) -> Launcher:
-        """Take the nodes of the notebook's own job, where it is in one and asks for no other."""
+        """Return the launcher that uses the nodes of the notebook's job, if the notebook is in a job and the
+        settings ask for no other one."""
         job = config.launcher_settings.own_job
         if job is None:
             return cls(config)
@@ -73,17 +74,19 @@ class SlurmLauncher(SlurmHosts):
 
     @classmethod
     def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
-        """Go by the record: this process may be in another job than that of the hosts, or in none."""
+        """Return the launcher that the record tells: this process may be in another job than the hosts, or in
+        none."""
         if number := record.get("own_job"):
             return StepLauncher(config, OwnJob(number, config.num_hosts))
         return cls(config)
 
     def _script(self) -> str:
+        """The batch script of this cluster's job."""
         removal = "--remove-folder-unless-signalled" if self._may_be_requeued else "--remove-folder"
         return batch_script(self._request, self._host_command(removal))
 
     def listen_at(self) -> tuple[str, str]:
-        """Return the interface that the settings name, or else that which leads to Slurm's nodes."""
+        """Return the interface that the settings name, or else the one on the route to Slurm's nodes."""
         if self._config.interface != "auto":
             return super().listen_at()
         return self._interface_towards(self._slurm.node_addresses(str(self._partition)))
@@ -93,21 +96,22 @@ class SlurmLauncher(SlurmHosts):
         shared_folder.make(self._folder, join_file)
         with uninterrupted():
             self.job = self._slurm.submit(self._script())
-        self._say(f"job {self.job} is submitted")
+        self._show(f"job {self.job} is submitted")
 
-    def _say(self, words: str) -> None:
-        if words != self._said:
-            self._said = words
-            self.tell(words)
+    def _show(self, line: str) -> None:
+        """Show a line to the person who waits, unless it is the same as the last one."""
+        if line != self._last_shown:
+            self._last_shown = line
+            self.tell(line)
 
     def check(self) -> None:
-        """Show why the job waits; raise ClusterError if it is over or a host's program has ended."""
+        """Show why the job waits. Raise ClusterError if the job or a host program has ended."""
         if self._is_checked():
             return
         state = self._look(self._slurm)
         if state.phase == "waiting" and state.reason not in ("", "None"):
-            # How long it is until the expected start would be another line each time.
-            self._say(re.sub(r", in [^,]+$", "", state.in_words()))
+            # Without the time until the expected start, which would make each line a new one.
+            self._show(re.sub(r", in [^,]+$", "", state.in_words()))
         if state.phase in ("ended", "unknown"):
             raise ClusterError(f"{state.in_words()}. {self.why_late()}")
         self._require_hosts()
@@ -117,11 +121,11 @@ class SlurmLauncher(SlurmHosts):
         return self._state is None or self._state.phase == "waiting"
 
     def joined(self) -> None:
-        """Show where the job runs, and until when."""
-        self._say(self._look(self._slurm).in_words())
+        """Show on which nodes the job runs, and the time that it has left."""
+        self._show(self._look(self._slurm).in_words())
 
     def _means_the_end(self, state: JobState) -> bool:
-        # A job that is requeued is COMPLETING, too, before it waits again.
+        # A requeued job is also COMPLETING for a while, before it waits again.
         is_ending = state.state == "COMPLETING" and not self._may_be_requeued
         return is_ending or state.phase in ("ended", "unknown")
 
@@ -129,23 +133,24 @@ class SlurmLauncher(SlurmHosts):
         """Say that the job waits to start again, and why."""
         if self._state is None or self._state.phase != "waiting":
             return ""
-        words = self._state.in_words()
-        return words[0].upper() + words[1:]
+        sentence = self._state.in_words()
+        return sentence[0].upper() + sentence[1:]
 
     def when_lost(self) -> str:
-        """Say what has become of the job, and that there can be another one. Where the job is ending this
-        waits for a moment, until Slurm says why it has ended."""
+        """Describe the state of the job, and how to submit another one. If the job is ending, this waits some
+        seconds until Slurm reports why."""
         give_up_mono_s = time.monotonic() + _ENDING_PATIENCE_S
         while self._is_ending() and time.monotonic() < give_up_mono_s:
-            time.sleep(_ENDING_LOOK_S)
+            time.sleep(_ENDING_POLL_PERIOD_S)
         state = self.state()
         return f"{state[0].upper()}{state[1:]}. %nbgpu restart submits another job"
 
     def _is_ending(self) -> bool:
+        """Whether the job is ending at this moment."""
         try:
             return self._quick_slurm.state(self.job).state == "COMPLETING"
         except ClusterError:
-            return False  # what is said of it next names the reason
+            return False  # `state`, which is called next, reports the error
 
     @uninterrupted()
     def end(self) -> None:

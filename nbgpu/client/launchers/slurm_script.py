@@ -1,4 +1,4 @@
-"""The batch script of a cluster's Slurm job: one task on each node, which becomes a host."""
+"""Makes the batch script of a cluster's Slurm job, which runs the host program as one task on each node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nbgpu.errors import ConfigError
 
-_OURS = {
+_REFUSED = {
     "nodes": "it is the setting `nodes`",
     "gpus-per-node": "it is the setting `gpus_per_node`",
     "ntasks": "each node has one task",
@@ -23,7 +23,7 @@ _OURS = {
     "export": "the ranks get this notebook's environment",
     "wrap": "the job is nbgpu's own",
 }
-"""Options that nobody else may give, each with the reason."""
+"""The options of sbatch that a user cannot give, each with the reason."""
 _SHORT = {
     "N": "nodes",
     "n": "ntasks",
@@ -33,23 +33,23 @@ _SHORT = {
     "M": "clusters",
     "p": "partition",
 }
-"""The long names of the options that nbgpu looks at, by their short ones."""
+"""The long names of the options that nbgpu reads, by their short names."""
 _OPTION = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """What Slurm is asked for."""
+    """The resources and options of a job."""
 
     nodes: int
     name: str
     output: Path
-    """The file that Slurm writes the job's output to."""
+    """The file to which Slurm writes the job's output."""
     gpus_per_node: int | None = None
-    """None asks for no GPUs."""
+    """None requests no GPUs."""
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
-    """More options of sbatch without their dashes, such as {'partition': 'gpu', 'time': '2:00:00'}. True is
-    for an option with no value; False leaves it out."""
+    """More options of sbatch, without dashes, such as {'partition': 'gpu', 'time': '2:00:00'}. True stands
+    for an option without a value; False leaves the option out."""
     setup: Sequence[str] = ()
     """Lines of shell before the hosts start, such as 'module load cuda'."""
     outlives_nodes: bool = False
@@ -67,9 +67,9 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
         "nodes": request.nodes,
         "ntasks-per-node": 1,
         "output": str(request.output),
-        # What a job writes after it was requeued does not replace what it wrote before.
+        # After a requeue, the output is appended to that of the first run.
         "open-mode": "append",
-        # Many a site requeues where nothing is said, and new hosts would not be those of the cluster.
+        # Many sites requeue jobs by default, and the hosts of the second run would not be in the cluster.
         "no-requeue": True,
     }
     if request.outlives_nodes:
@@ -80,12 +80,12 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
     if options.get("requeue"):
         del options["no-requeue"]
     lines = [
-        # A login shell, because without one many sites have no `module`.
+        # A login shell, because many sites define `module` only there.
         "#!/bin/bash -l",
         *(f"#SBATCH {_option(name, value)}" for name, value in options.items() if value is not False),
-        *_setup(request.setup),
-        # The end of one host does not end the others: nbgpu decides what becomes of them.
-        # srun does not take over the number of cores from the job by itself.
+        *_checked_setup(request.setup),
+        # When one host ends, Slurm must not end the others: nbgpu decides what happens to them.
+        # srun does not inherit --cpus-per-task from the job.
         f"exec srun --kill-on-bad-exit=0 --wait=0{' --no-kill' if request.outlives_nodes else ''} "
         "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \\",
         f"  {shlex.join(command)}",
@@ -94,16 +94,16 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
 
 
 def long_name(given: str) -> str:
-    """Return the name of an option of sbatch without its dashes, and the long one of those in `_SHORT`."""
+    """Return the name of an option of sbatch without dashes. Short names in `_SHORT` become long ones."""
     name = given.lstrip("-").replace("_", "-")
     return _SHORT.get(name, name)
 
 
 def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
-    """Check the user's options, and return them by their names without dashes, long for those in `_SHORT`.
+    """Check the user's options, and return them by their `long_name`.
 
     Raises:
-        ConfigError: options cannot be given, with a line for each.
+        ConfigError: options cannot be given; the message has a line for each.
     """
     problems = []
     checked: dict[str, str | int | bool] = {}
@@ -111,8 +111,8 @@ def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | b
         name = long_name(given)
         if not _OPTION.fullmatch(name):
             problems.append(f"launcher_options: {given!r} is not the name of an option of sbatch")
-        elif name in _OURS:
-            problems.append(f"launcher_options: {given!r} cannot be given, because {_OURS[name]}")
+        elif name in _REFUSED:
+            problems.append(f"launcher_options: {given!r} cannot be given, because {_REFUSED[name]}")
         elif isinstance(value, str) and not value.isprintable():
             is_long = len(value.splitlines()) > 1
             what = "is more than one line" if is_long else "has a character that cannot be printed"
@@ -123,12 +123,9 @@ def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | b
     return checked
 
 
-def _setup(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the setting `setup`. Raise ConfigError if sbatch would take one for its options.
-
-    They stand before the first command, where sbatch reads its options, and those of PBS and LSF too. An
-    entry may have several lines.
-    """
+def _checked_setup(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the setting `setup`. Raise ConfigError if sbatch would read options in one: they
+    stand before the first command, where sbatch reads its own options and those of PBS and LSF."""
     problems = [
         f"setup: {line!r} would be read as an option of sbatch"
         for line in lines
@@ -140,6 +137,7 @@ def _setup(lines: Sequence[str]) -> list[str]:
 
 
 def _option(name: str, value: str | int | bool) -> str:
+    """Write an option as in a line of a batch script, where sbatch has its own rules of quoting."""
     dashes = "-" if len(name) == 1 else "--"
     if value is True:
         return f"{dashes}{name}"

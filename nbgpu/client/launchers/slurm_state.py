@@ -1,4 +1,4 @@
-"""The state of a Slurm job, read from what scontrol and sacct print, and in words for a person."""
+"""The state of a Slurm job: parsed from the output of scontrol and sacct, and described in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PHASES: Mapping[str, Phase] = {
     **dict.fromkeys(("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"), "running"),
     **dict.fromkeys(("STOPPED", "SUSPENDED"), "running"),
 }
-"""Every other state is an end."""
+"""Slurm's states. Each that is not listed is the end of a job."""
 
 _REASONS = {
     "None": "Slurm has not looked at it yet",
@@ -43,6 +43,7 @@ _REASONS = {
     "QOSNotAllowed": "its QOS is not allowed in this partition or for this account",
     "launch failed requeued held": "it could not be started, and is held",
 }
+"""Why a job waits, by Slurm's reason."""
 _ENDS = {
     "": "is over, and Slurm no longer knows how it ended",
     "COMPLETED": "has ended",
@@ -51,46 +52,46 @@ _ENDS = {
     "OUT_OF_MEMORY": "was ended because it took more memory than it had; launcher_options={'mem': ...} asks for more",
     "PREEMPTED": "was ended because a job of a higher priority needed its nodes",
 }
-"""How a job ended, by Slurm's word, where nothing else is to be said of it."""
-_NO_TIME = {"", "Unknown", "N/A", "None", "NONE"}
+"""How a job ended, by Slurm's state, for the states that need no details; see `_end`."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job at one moment."""
+    """The state of a job at one moment."""
 
     job: str
+    """Its number."""
     state: str
-    """Slurm's word, such as 'PENDING'; empty where Slurm knows the job no longer."""
+    """Slurm's state, such as 'PENDING'; empty if Slurm does not know the job any more."""
     reason: str = ""
-    """Slurm's word for why it waits or has ended, such as 'Resources'."""
+    """Slurm's reason why it waits or has ended, such as 'Resources'."""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     """How often the job was requeued."""
     time_limit_s: float | None = None
     run_time_s: float = 0.0
     expected_start: datetime | None = None
-    """In the local time of Slurm's host."""
+    """The start that Slurm predicts, in the local time of Slurm's host."""
     exit_code: int = 0
     exit_signal: int = 0
 
     @property
     def phase(self) -> Phase:
-        """What the job does, for a program."""
+        """The state, reduced to four cases."""
         return _PHASES.get(self.state, "ended") if self.state else "unknown"
 
     @property
     def time_left_s(self) -> float | None:
-        """Until the time limit; None where there is none, or the job does not run or is ending."""
+        """The seconds until the time limit; None if there is none, or the job does not run or is ending."""
         if self.phase != "running" or self.state == "COMPLETING" or self.time_limit_s is None:
             return None
         return max(0.0, self.time_limit_s - self.run_time_s)
 
     def in_words(self, now: datetime | None = None) -> str:
-        """Return a sentence without its point, such as 'job 7 waits: no nodes are free for it (Resources)'.
+        """Return a sentence without its full stop: 'job 7 waits: no nodes are free for it (Resources)'.
 
         Args:
-            now: the local time, to say how long it is until the expected start.
+            now: the local time, from which the time until the expected start is counted; None for now.
         """
         if self.phase == "waiting":
             return self._waiting(now or datetime.now())
@@ -99,27 +100,30 @@ class JobState:
         return f"job {self.job} {self._end()}"
 
     def _waiting(self, now: datetime) -> str:
+        """'job 7 waits: REASON; expected to start at 14:30, in 2 h'."""
         if self.state == "CONFIGURING":
             return f"job {self.job} waits until {', '.join(self.nodes) or 'its nodes'} are ready"
-        why = _REASONS.get(self.reason, "").format(job=self.job)
-        reason = f": {why} ({self.reason})" if why else f" ({self.reason})" if self.reason else ""
+        reason = f" ({self.reason})" if self.reason else ""
+        if explanation := _REASONS.get(self.reason, "").format(job=self.job):
+            reason = f": {explanation}{reason}"
         again = f" to start again, after it was requeued {_times(self.restarts)}" if self.restarts else ""
         start = ""
         if self.expected_start is not None and (until_s := (self.expected_start - now).total_seconds()) > 0:
-            at = f"{self.expected_start:%H:%M}"
-            if self.expected_start.date() != now.date():
-                at = f"{self.expected_start:%Y-%m-%d %H:%M}"
+            is_today = self.expected_start.date() == now.date()
+            at = self.expected_start.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
             start = f"; expected to start at {at}, in {duration(until_s)}"
         return f"job {self.job} waits{again}{reason}{start}"
 
     def _running(self) -> str:
+        """'job 7 runs on n1, n2; 3 h left'."""
         where = f" on {', '.join(self.nodes)}" if self.nodes else ""
-        does = {"SUSPENDED": "is suspended", "STOPPED": "is stopped", "COMPLETING": "is ending"}
+        verbs = {"SUSPENDED": "is suspended", "STOPPED": "is stopped", "COMPLETING": "is ending"}
         left = "" if self.time_left_s is None else f"; {duration(self.time_left_s)} left"
         again = f"; requeued {_times(self.restarts)} before" if self.restarts else ""
-        return f"job {self.job} {does.get(self.state, 'runs')}{where}{left}{again}"
+        return f"job {self.job} {verbs.get(self.state, 'runs')}{where}{left}{again}"
 
     def _end(self) -> str:
+        """Say how the job has ended, as 'was cancelled'."""
         if self.state in _ENDS:
             return _ENDS[self.state]
         match self.state:
@@ -136,20 +140,20 @@ class JobState:
 
 
 def from_scontrol(line: str, nodes: Sequence[str] = ()) -> JobState:
-    """Read what `scontrol show job --oneliner` prints of one job.
+    """Parse the line that `scontrol show job --oneliner` prints for a job.
 
     Args:
         line: 'JobId=7 JobName=... JobState=PENDING Reason=Resources ...'.
-        nodes: the names that the line's NodeList stands for.
+        nodes: the node names to which the line's NodeList expands.
     """
 
     def value(key: str) -> str:
-        found = re.search(rf"(?:^|\s){key}=(\S*)", line)
-        return found[1] if found else ""
+        match = re.search(rf"(?:^|\s){key}=(\S*)", line)
+        return match[1] if match else ""
 
-    # It is the one value with spaces in it that is needed here.
+    # Unlike the other values, the reason may contain spaces.
     reason = re.search(r"\sReason=(.*?)\s+(?=\w+=)", line)
-    code, _, number = value("ExitCode").partition(":")
+    code, _, signal_number = value("ExitCode").partition(":")
     state = value("JobState")
     return JobState(
         job=value("JobId"),
@@ -159,49 +163,46 @@ def from_scontrol(line: str, nodes: Sequence[str] = ()) -> JobState:
         restarts=_number(value("Restarts")),
         time_limit_s=duration_s(value("TimeLimit")),
         run_time_s=duration_s(value("RunTime")) or 0.0,
-        expected_start=_moment(value("StartTime")) if state == "PENDING" else None,
+        expected_start=_time(value("StartTime")) if state == "PENDING" else None,
         exit_code=_number(code),
-        exit_signal=_number(number),
+        exit_signal=_number(signal_number),
     )
 
 
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,TimelimitRaw,Restarts"
-"""For `sacct --format`; `from_accounting` reads them."""
+"""For `sacct --format`; `from_accounting` parses them."""
 
 
 def from_accounting(line: str) -> JobState | None:
-    """Read what `sacct --parsable2 --noheader` prints of one job; None where that is not one."""
+    """Parse the line that `sacct --parsable2 --noheader` prints for a job; None for any other line."""
     fields = line.strip().split("|")
     if len(fields) != len(ACCOUNTING_FIELDS.split(",")) or not fields[0].isdecimal():
         return None
     job, state, status, limit_min, restarts = fields
-    code, _, number = status.partition(":")
-    # 'CANCELLED by 1000'
-    word = state.split()[0] if state else ""
-    limit_s = 60.0 * int(limit_min) if limit_min.isdecimal() else None
+    code, _, signal_number = status.partition(":")
     return JobState(
         job,
-        word,
+        state.partition(" ")[0],  # of 'CANCELLED by 1000'
         restarts=_number(restarts),
-        time_limit_s=limit_s,
+        time_limit_s=60.0 * int(limit_min) if limit_min.isdecimal() else None,
         exit_code=_number(code),
-        exit_signal=_number(number),
+        exit_signal=_number(signal_number),
     )
 
 
 def duration_s(text: str) -> float | None:
-    """Parse Slurm's durations: 'days-hours:minutes:seconds', where days and hours may be left out. None for
-    'UNLIMITED' and all else that is none."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)
-    if found is None:
+    """Parse Slurm's durations, 'days-hours:minutes:seconds', where days and hours may be left out. Return the
+    seconds, or None for 'UNLIMITED' and any other text."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)
+    if match is None:
         return None
-    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _reason(text: str) -> str:
-    """Slurm's word. A comment may follow it: 'ReqNodeNotAvail, UnavailableNodes:n7'; older Slurms have
-    underscores in place of the spaces of others."""
+    """Slurm's reason, without a comment that may follow: 'ReqNodeNotAvail, UnavailableNodes:n7'. Some
+    versions of Slurm write 'launch_failed_requeued_held', and others 'launch failed requeued held'."""
     text = text.split(",")[0].strip()
     return text.replace("_", " ") if text.startswith("launch_failed") else text
 
@@ -210,13 +211,12 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _moment(text: str) -> datetime | None:
-    if text in _NO_TIME:
-        return None
+def _time(text: str) -> datetime | None:
+    """Parse a time; None for 'Unknown', and for a format of the site's own."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        return None  # a site may have its own format, and the rest is of use without it
+        return None
 
 
 def _times(count: int) -> str:

@@ -1,7 +1,8 @@
-"""Hosts by ssh: all of them are asked and started side by side, by the system's own ssh.
+"""Runs programs on hosts by the system's own ssh, on all hosts at the same time.
 
-One connection to each host carries everything, and needs no password: `~/.ssh/config` and an agent count as
-in a terminal. Secrets travel over its standard input, and stand in no command line and no environment.
+One connection to each host (ControlMaster) carries everything. It needs no password: `~/.ssh/config` and the
+agent apply as in a terminal. Secrets travel over standard input, and stand in no command line and no
+environment.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from nbgpu.errors import ClusterError
 from nbgpu.host import versions
 from nbgpu.machine.signals import uninterrupted
 
+Argument = TypeVar("Argument")
+
 _CONNECT_TIMEOUT_S = 10
 _PATIENCE_S = 60.0
-_TIDYING_LOOKS = 60
-"""Every tenth of a second, for the end of a program that was told to end."""
+_NUM_END_CHECKS = 60
+"""How often the end of a program is checked after SIGTERM, every tenth of a second, before SIGKILL."""
 _OPTIONS = (
     # There is nobody whom ssh could ask for a password.
     "BatchMode=yes",
@@ -43,16 +46,19 @@ _READ = (
     "sys.version_info < (3, 8) and sys.exit('Python %d.%d is too old: nbgpu needs 3.11' % sys.version_info[:2]); "
     'request = json.loads(sys.stdin.readline()); exec(request["code"])'
 )
+"""The program that Python runs on a host: it reads a request, and runs the text of remote_start.py in it."""
 
-_NOTHING: Mapping[str, Any] = {
+_EMPTY_REQUEST: Mapping[str, Any] = {
     "packages": versions.PACKAGES,
     "versions": {},
     "command": [],
     "connection": "",
-    "working_folder": "",
 }
 """A request that starts nothing."""
 _SETUP_FAILED = 125
+"""The exit status that stands for a failure of the lines of `setup`."""
+_SSH_FAILED = 255
+"""ssh's exit status if ssh itself has failed."""
 _NO_CONNECTION = (
     (r"Could not resolve hostname", "there is no host of that name"),
     (r"No route to host|Network is unreachable", "there is no way to it from here"),
@@ -69,7 +75,7 @@ _NO_CONNECTION = (
         "cannot type a password",
     ),
 )
-"""What ssh says, and what that means."""
+"""What ssh prints, as a regular expression, and what that means."""
 
 
 @dataclass(frozen=True)
@@ -79,29 +85,29 @@ class RemoteProcess:
     host: str
     pid: int
     folder: str
-    """Of the program alone, on the host; only the user can enter it. Its log is `host.log`."""
+    """The program's private folder on the host. Its log is `host.log`."""
 
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How hosts are reached, and what runs there."""
+    """How ssh reaches hosts, and what runs before the programs there."""
 
     python: str = "python3"
-    """The interpreter there: a path, or a name that a shell without a terminal finds."""
+    """The interpreter on the hosts: a path, or a name that a non-interactive shell finds."""
     options: Sequence[str] = ()
     """More arguments of ssh, such as ['-F', 'config'] or ['-p', '2222']."""
     through: Sequence[str] = ()
-    """The beginning of a command line by which ssh is run elsewhere; empty for here."""
+    """A command line that runs ssh somewhere else, such as in a container; empty to run it here."""
     setup: str = ""
     """Lines of shell that run before Python."""
 
 
 class SshHosts:
-    """Connections to hosts. `close` ends them; what was started there goes on.
+    """Connections to hosts. `close` ends the connections; programs that were started go on.
 
     Args:
         hosts: names or addresses as ssh takes them, also 'user@host'.
-        settings: how they are reached.
+        settings: how the hosts are reached.
     """
 
     def __init__(self, hosts: Sequence[str], settings: SshOptions | None = None) -> None:
@@ -111,74 +117,82 @@ class SshHosts:
             raise ClusterError(
                 "there is no ssh on this host, and launcher='ssh' needs it: install openssh-client"
             )
-        # A short path: a socket's has at most 108 bytes.
+        # A short path, because that of a socket has at most 108 bytes.
         self._sockets = f"/tmp/nbgpu-ssh-{secrets.token_hex(6)}"
-        made = self._settled(["mkdir", "-m", "700", self._sockets])
-        if made.returncode:
-            raise ClusterError(f"no folder for connections can be made: {made.stderr.strip()}")
+        done = self._run(["mkdir", "-m", "700", self._sockets])
+        if done.returncode:
+            raise ClusterError(f"no folder for connections can be made: {done.stderr.strip()}")
 
     def reach(self) -> list[str]:
-        """Connect to every host and compare the versions. Return the address by which each knows this host.
+        """Connect to all hosts and compare their versions with those here. Return the address of this host
+        that each of them sees.
 
         Raises:
             ClusterError: a host cannot be reached or has other versions, with a line for each such host.
         """
-        answers, problems = self._compared(self._on_every_host(lambda host: self._answer(host, _NOTHING)))
+        answers, problems = self._answers(_EMPTY_REQUEST)
         if problems:
             raise ClusterError("\n".join(problems))
         return [answer["caller"] for answer in answers.values()]
 
-    def start(self, command: Sequence[str], connection: str, working_folder: str = "") -> list[RemoteProcess]:
-        """Start a program on every host.
+    def start(self, command: Sequence[str], connection: str) -> list[RemoteProcess]:
+        """Start a program on every host, in the home folder.
 
         Args:
-            command: its words. '{python}' stands for the interpreter there, and '{folder}' for a new folder.
-            connection: the text of the file `connection.json` in that folder, which only the user can read.
-            working_folder: where the program runs; the home folder on a host that does not have it.
+            command: its arguments. '{python}' stands for the interpreter there, and '{folder}' for a new
+                private folder.
+            connection: the text of the file `connection.json` in that folder.
 
         Returns:
             One process for each host, in their order.
 
         Raises:
-            ClusterError: a host cannot be reached or has other versions, with a line for each such host. What
-                was started on the others is ended.
+            ClusterError: a host cannot be reached or has other versions, with a line for each such host. The
+                programs that were started on the other hosts are ended.
         """
-        request = {
-            **_NOTHING,
-            "versions": versions.here(),
-            "command": list(command),
-            "connection": connection,
-            "working_folder": working_folder,
-        }
-        answers, problems = self._compared(self._on_every_host(lambda host: self._answer(host, request)))
+        answers, problems = self._answers(
+            {
+                **_EMPTY_REQUEST,
+                "versions": versions.here(),
+                "command": list(command),
+                "connection": connection,
+            }
+        )
         started = [RemoteProcess(host, answer["pid"], answer["folder"]) for host, answer in answers.items()]
         if problems:
             self.end(started)
             raise ClusterError("\n".join(problems))
         return started
 
-    def _compared(self, answers: Sequence[Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """The answers of the hosts that are as this one, and a line for each other host."""
-        wanted = versions.here()
-        good, problems = {}, []
-        for host, answer in zip(self.hosts, answers, strict=True):
+    def _answers(self, request: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Send a request to all hosts.
+
+        Returns:
+            The answers by host, and a line about each host that did not answer or has other versions.
+        """
+        versions_here = versions.here()
+        answers, problems = {}, []
+        results = _in_parallel(lambda host: self._answer(host, request), self.hosts)
+        for host, answer in zip(self.hosts, results, strict=True):
             if isinstance(answer, ClusterError):
                 problems.append(str(answer))
-            elif different := versions.differences(answer["versions"], wanted):
+            elif different := versions.differences(answer["versions"], versions_here):
                 problems.append(f"{host} has other versions than this notebook: {', '.join(different)}")
             else:
-                good[host] = answer
-        return good, problems
+                answers[host] = answer
+        return answers, problems
 
     def ended(self, processes: Sequence[RemoteProcess]) -> list[RemoteProcess]:
-        """Return those that have ended.
+        """Return those of these programs that have ended.
 
         Raises:
             ClusterError: a host cannot be reached.
         """
-        with uninterrupted(), ThreadPoolExecutor(max(1, len(processes))) as pool:
-            pending = [(process, pool.submit(self.alive, process)) for process in processes]
-            return [process for process, alive in pending if not alive.result()]
+        results = _in_parallel(self.alive, processes)
+        for result in results:
+            if isinstance(result, ClusterError):
+                raise result
+        return [process for process, is_alive in zip(processes, results, strict=True) if not is_alive]
 
     def alive(self, process: RemoteProcess) -> bool:
         """Whether a program that was started still runs.
@@ -188,18 +202,18 @@ class SshHosts:
         """
         return not self._shell(process.host, f"kill -0 {process.pid} 2>/dev/null").returncode
 
-    def runs_in(self, process: RemoteProcess) -> bool:
-        """Whether a program whose command line names its folder still runs. A host that was off since may
-        have given the program's number to another one.
+    def still_runs(self, process: RemoteProcess) -> bool:
+        """Whether a program that has its folder in its command line still runs. Unlike `alive`, this holds
+        after a reboot of the host, when another program may have the same pid.
 
         Raises:
             ClusterError: its host cannot be reached.
         """
-        found = f"grep -qs {shlex.quote(process.folder)} /proc/{process.pid}/cmdline"
-        return not self._shell(process.host, found).returncode
+        search = f"grep -qs {shlex.quote(process.folder)} /proc/{process.pid}/cmdline"
+        return not self._shell(process.host, search).returncode
 
     def log(self, process: RemoteProcess, num_lines: int = 20) -> str:
-        """The last lines that a program has written.
+        """The last lines of a program's log.
 
         Raises:
             ClusterError: its host cannot be reached.
@@ -207,28 +221,24 @@ class SshHosts:
         return self._shell(process.host, f"tail -n {num_lines} {shlex.quote(process.folder)}/host.log").stdout
 
     def end(self, processes: Sequence[RemoteProcess]) -> None:
-        """End programs with all that they have started in their sessions, and remove their folders. A host
-        that is out of reach is passed over: what runs there has to see that for itself."""
+        """End programs, with all processes of their sessions, and remove their folders. A host that cannot be
+        reached is passed over: its program ends by itself when it does not hear the controller."""
 
         def end(process: RemoteProcess) -> None:
-            # First SIGTERM, which lets it tidy up; `kill` of a group is that of a session's first process. A
-            # busy host takes its time to remove the cluster's folder there, which would stay otherwise.
+            # First SIGTERM, after which the program removes the cluster's folder there: that takes a while on
+            # a busy host. The program leads a process group, which the negative pid means.
             pid, folder = process.pid, shlex.quote(process.folder)
-            looks = " ".join(map(str, range(_TIDYING_LOOKS)))
-            patience = f"for i in {looks}; do kill -0 -{pid} 2>/dev/null || break; sleep 0.1; done"
-            words = f"kill -TERM -{pid}; {patience}; kill -KILL -{pid}; rm -rf {folder}"
-            self._shell(process.host, f"{{ {words}; }} 2>/dev/null; true")
+            counter = " ".join(map(str, range(_NUM_END_CHECKS)))
+            wait = f"for i in {counter}; do kill -0 -{pid} 2>/dev/null || break; sleep 0.1; done"
+            script = f"kill -TERM -{pid}; {wait}; kill -KILL -{pid}; rm -rf {folder}"
+            self._shell(process.host, f"{{ {script}; }} 2>/dev/null; true")
 
-        with uninterrupted(), ThreadPoolExecutor(max(1, len(processes))) as pool:
-            for done in [pool.submit(end, process) for process in processes]:
-                error = done.exception()
-                if error is not None and not isinstance(error, ClusterError):
-                    raise error
+        _in_parallel(end, processes)
 
     def close(self) -> None:
         """End the connections."""
-        self._on_every_host(lambda host: self._ssh(host, ["-O", "exit"], ""))
-        self._settled(["rm", "-rf", self._sockets])
+        _in_parallel(lambda host: self._ssh(host, [], options=["-O", "exit"]), self.hosts)
+        self._run(["rm", "-rf", self._sockets])
 
     def __enter__(self) -> Self:
         return self
@@ -236,65 +246,69 @@ class SshHosts:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _on_every_host(self, ask: Callable[[str], Any]) -> list[Any]:
-        """The answers of all hosts in their order; a ClusterError takes the place of an answer."""
-        with uninterrupted(), ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
-            pending = [pool.submit(ask, host) for host in self.hosts]
-        answers: list[Any] = []
-        for done in pending:
-            error = done.exception()
-            if error is not None and not isinstance(error, ClusterError):
-                raise error
-            answers.append(error or done.result())
-        return answers
-
     def _answer(self, host: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run remote_start.py on a host with a request, and return its answer; see there for both.
+
+        Raises:
+            ClusterError: the host cannot be reached, or its Python fails.
+        """
         code = Path(__file__).with_name("remote_start.py").read_text()
-        # One argument: the host's shell gets the words joined by spaces.
-        words = shlex.join([self._settings.python, "-c", _READ])
+        command = shlex.join([self._settings.python, "-c", _READ])
         if self._settings.setup:
-            # What it writes would stand among what is read.
-            words = f"{{ {self._settings.setup}\n}} >&2 </dev/null || exit {_SETUP_FAILED}\nexec {words}"
-        done = self._reached(host, self._ssh(host, [], json.dumps({**request, "code": code}) + "\n", words))
+            # The output of the lines must not mix with the answer, and they must not read the request.
+            command = f"{{ {self._settings.setup}\n}} >&2 </dev/null || exit {_SETUP_FAILED}\nexec {command}"
+        done = self._shell(host, command, json.dumps({**request, "code": code}) + "\n")
         lines = [line for line in done.stdout.splitlines() if line.startswith("nbgpu ")]
         if done.returncode or not lines:
             raise ClusterError(f"{host}: {self._why_no_answer(done)}")
         answer: dict[str, Any] = json.loads(lines[-1].removeprefix("nbgpu "))
         return answer
 
-    def _why_no_answer(self, ended: subprocess.CompletedProcess[str]) -> str:
+    def _why_no_answer(self, done: subprocess.CompletedProcess[str]) -> str:
         """Say why a host's Python gave no answer: the lines of `setup` failed, there is no such Python, or it
         ended with an error."""
-        output = (ended.stderr or ended.stdout).strip().splitlines()
-        last = output[-1] if output else f"exit status {ended.returncode}"
+        output = (done.stderr or done.stdout).strip().splitlines()
+        last = output[-1] if output else f"exit status {done.returncode}"
         python = self._settings.python
-        if ended.returncode == _SETUP_FAILED and self._settings.setup:
+        if done.returncode == _SETUP_FAILED and self._settings.setup:
             return f"the lines of setup failed there: {last}"
-        if ended.returncode in {126, 127}:
+        if done.returncode in {126, 127}:  # a shell's exit statuses for a command that it cannot run
             return (
                 f"there is no {python} ({last}). launcher_options={{'python': ...}} names the Python there that has "
                 "nbgpu, with its path"
             )
         return f"{python} failed there: {last}"
 
-    def _shell(self, host: str, words: str) -> subprocess.CompletedProcess[str]:
-        return self._reached(host, self._ssh(host, [], "", words))
+    def _shell(self, host: str, script: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a shell script on a host.
+
+        Raises:
+            ClusterError: the host cannot be reached.
+        """
+        done = self._ssh(host, [script], stdin)
+        if done.returncode != _SSH_FAILED:
+            return done
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        for pattern, meaning in _NO_CONNECTION:
+            if re.search(pattern, done.stderr):
+                line = next((line for line in reversed(lines) if re.search(pattern, line)), lines[-1])
+                raise ClusterError(f"{host}: {meaning.format(host=host)} (ssh: {line})")
+        raise ClusterError(f"{host} is not reached: ssh says {' '.join(lines) or 'nothing'}")
 
     def _ssh(
-        self, host: str, options: Sequence[str], stdin: str, words: str = ""
+        self, host: str, command: Sequence[str], stdin: str = "", options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        ours = [word for option in (*_OPTIONS, f"ControlPath={self._sockets}/%C") for word in ("-o", option)]
-        return self._settled(
-            ["ssh", *self._settings.options, *ours, *options, "--", host, *filter(None, [words])], stdin
-        )
+        ours = [f"-o{option}" for option in (*_OPTIONS, f"ControlPath={self._sockets}/%C")]
+        return self._run(["ssh", *self._settings.options, *ours, *options, "--", host, *command], stdin)
 
-    def _settled(self, command: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-        words = [*self._settings.through, *command]
-        # A connection that stays open keeps what it has inherited: files, so that nobody waits for its end.
+    def _run(self, command: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program where ssh runs. A program that takes too long ends with ssh's own exit status."""
+        arguments = [*self._settings.through, *command]
+        # Files and no pipes: a connection in the background inherits them, and a pipe would stay open.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             try:
                 status = subprocess.run(
-                    words,
+                    arguments,
                     input=stdin.encode(),
                     stdout=output,
                     stderr=errors,
@@ -303,22 +317,24 @@ class SshHosts:
                     start_new_session=True,
                 ).returncode
             except subprocess.TimeoutExpired:
-                status = 255
+                status = _SSH_FAILED
                 errors.write(f"Timeout: nothing came within {_PATIENCE_S:.0f} s".encode())
             texts = []
             for file in (output, errors):
                 file.seek(0)
                 texts.append(file.read().decode(errors="replace"))
-        return subprocess.CompletedProcess(words, status, *texts)
+        return subprocess.CompletedProcess(arguments, status, *texts)
 
-    @staticmethod
-    def _reached(host: str, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-        """The same, if ssh itself has not failed."""
-        if done.returncode != 255:
-            return done
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        for pattern, meaning in _NO_CONNECTION:
-            if re.search(pattern, done.stderr):
-                words = next((line for line in reversed(said) if re.search(pattern, line)), said[-1])
-                raise ClusterError(f"{host}: {meaning.format(host=host)} (ssh: {words})")
-        raise ClusterError(f"{host} is not reached: ssh says {' '.join(said) or 'nothing'}")
+
+def _in_parallel(function: Callable[[Argument], Any], arguments: Sequence[Argument]) -> list[Any]:
+    """Call a function with each argument, in parallel threads, and return the results in order. A
+    ClusterError that it raises takes the place of a result."""
+
+    def attempt(argument: Argument) -> Any:
+        try:
+            return function(argument)
+        except ClusterError as error:
+            return error
+
+    with uninterrupted(), ThreadPoolExecutor(max(1, len(arguments))) as pool:
+        return list(pool.map(attempt, arguments))

@@ -1,4 +1,4 @@
-"""The hosts of a cluster with `launcher="ssh"`: ssh starts one host's program on each, side by side."""
+"""The launcher of `launcher="ssh"`: starts the host program on all named hosts at the same time, by ssh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SSH_PORT = 22
 
 
 class SshLauncher(Launcher):
-    """Starts the hosts that the settings name.
+    """Starts the host program on the hosts that the settings name.
 
     Args:
         config: the settings of the cluster.
@@ -49,34 +49,36 @@ class SshLauncher(Launcher):
         self._connections: SshHosts | None = None
         self._started: list[RemoteProcess] = []
         self._checked_mono_s = 0.0
-        self._is_over = False
+        self._has_ended = False
+        """Whether `end` was called, possibly while another thread starts a host again."""
 
     @property
     def _hosts(self) -> SshHosts:
+        """The connections to all hosts, made at the first use."""
         if self._connections is None:
             self._connections = SshHosts(self._config.host_names, self._settings)
         return self._connections
 
     def listen_at(self) -> tuple[str, str]:
-        """Connect to all hosts, compare their versions with those here, and return the interface that the
-        settings name, or else that by which the hosts see this one."""
-        seen = self._hosts.reach()
+        """Connect to all hosts, and compare their versions with those here. Return the interface that the
+        settings name, or else the one from which the hosts see this host's connections come."""
+        callers = self._hosts.reach()
         if self._config.interface != "auto":
             return super().listen_at()
-        here = {address: name for name, address in interfaces.addresses().items()}
-        known = Counter(address for address in seen if address in here)
-        if known:
-            ((address, _),) = known.most_common(1)
-            return here[address], address
-        # Another host passes the connections on, and its address is what they see.
+        names = {address: name for name, address in interfaces.addresses().items()}
+        counts = Counter(address for address in callers if address in names)
+        if counts:
+            ((address, _),) = counts.most_common(1)
+            return names[address], address
+        # The connections pass through another host (a jump host or NAT), and the hosts see its address.
         name, address = interfaces.towards(self._config.host_names[0].rpartition("@")[2], _SSH_PORT)
         return interfaces.address_of("auto") if address == interfaces.LOOPBACK else (name, address)
 
     def start(self, join_file: Path, interface: str) -> None:
-        """Start the hosts, all at once."""
-        self._is_over = False
+        """Start the host program on all hosts at the same time."""
+        self._has_ended = False
         with uninterrupted():
-            self._started = self._hosts.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
+            self._started = self._hosts.start(_PROGRAM, join_file.read_text())
         self._checked_mono_s = time.monotonic()
 
     def check(self) -> None:
@@ -89,28 +91,28 @@ class SshLauncher(Launcher):
             raise ClusterError("\n".join(self._last_output(process) for process in ended))
 
     def _last_output(self, process: RemoteProcess) -> str:
-        said = self._hosts.log(process).strip()
-        return f"{process.host} did not join. {_with_point(said) if said else 'It wrote nothing to its log.'}"
+        log = self._hosts.log(process).strip()
+        return f"{process.host} did not join. {_sentence(log) if log else 'It wrote nothing to its log.'}"
 
     def why_late(self) -> str:
-        """The ends of the hosts' logs."""
-        said = {process.host: self._hosts.log(process).strip() for process in self._started}
-        return " ".join(f"{host} wrote: {_with_point(text)}" for host, text in said.items() if text)
+        """The last lines of the hosts' logs."""
+        logs = {process.host: self._hosts.log(process).strip() for process in self._started}
+        return " ".join(f"{host} wrote: {_sentence(log)}" for host, log in logs.items() if log)
 
     def joined(self) -> None:
-        """Close the connections: hosts that have joined need none, and end without the notebook."""
+        """Close the ssh connections: hosts that have joined talk to the controller, and need no ssh."""
         self._close()
 
     def start_again(self, join_file: Path) -> str:
-        """Start those hosts again whose programs have ended and that ssh reaches."""
+        """Start the host program again where it has ended and ssh reaches the host."""
         obstacles = []
         for index, process in enumerate(list(self._started)):
             try:
                 with SshHosts([process.host], self._settings) as host:
-                    if host.runs_in(process):
+                    if host.still_runs(process):
                         continue
-                    (started,) = host.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
-                    if self._is_over:
+                    (started,) = host.start(_PROGRAM, join_file.read_text())
+                    if self._has_ended:
                         host.end([started])
                         return ""
             except (ClusterError, OSError) as error:
@@ -120,21 +122,21 @@ class SshLauncher(Launcher):
         return "; ".join(obstacles)
 
     def when_lost(self) -> str:
-        """All hosts are started again."""
+        """Say that a restart of the cluster starts all hosts again."""
         return "%nbgpu restart starts it again, on all hosts"
 
     def record(self) -> dict[str, Any]:
-        """Return the hosts' programs."""
+        """Return the processes of the host programs."""
         return {"started": [asdict(process) for process in self._started]}
 
     def take_over(self, job: str, record: Mapping[str, Any]) -> None:
-        """Take over the hosts' programs, to end them."""
+        """Take over the host programs that another process has started, to end them."""
         self._started = [RemoteProcess(**process) for process in record.get("started", [])]
 
     @uninterrupted()
     def end(self) -> None:
-        """End what is left of the hosts' programs, remove their folders, and close the connections."""
-        self._is_over = True
+        """End the host programs that still run, remove their folders, and close the connections."""
+        self._has_ended = True
         if self._started:
             self._hosts.end(self._started)
             self._started = []
@@ -147,5 +149,6 @@ class SshLauncher(Launcher):
             self._connections = None
 
 
-def _with_point(text: str) -> str:
+def _sentence(text: str) -> str:
+    """The text, with a full stop if it has no mark at its end."""
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -64,8 +64,7 @@ def test_each_gpu_has_a_card_and_all_are_free(number: int, monkeypatch: pytest.M
     found = read(several(number), monkeypatch)
     *gpus, processor = found.cards
     assert [card.title for card in gpus] == [f"GPU {index}" for index in range(number)]
-    assert found.free_gpus() == [card.uuid for card in gpus]
-    assert {card.holder for card in gpus} == {"free"}
+    assert {(card.state, card.holder) for card in gpus} == {("free", "free")}
     assert gpus[0].name == "NVIDIA H100 80GB HBM3"
     # What the driver keeps for itself is in use by nobody.
     assert gpus[0].memory_in_words() == "0.4 of 80.0 GiB"
@@ -221,7 +220,7 @@ def test_a_gpu_of_another_notebook_of_yours_names_it(
     assert (card.state, card.holder) == ("yours", "train.ipynb (rank 0)")
     assert card.why == f"Your cluster of train.ipynb (rank 0) has it. To end that: nbgpu stop {entry.id}"
     assert not card.is_choosable
-    assert found.free_gpus() == [gpu_cards(found)[0].uuid]
+    assert [card.state for card in gpu_cards(found)] == ["free", "yours"]
 
 
 def test_a_gpu_of_this_notebook_names_its_rank(

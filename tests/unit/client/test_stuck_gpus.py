@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbgpu.client.engines.transport_fallback import _without
+from nbgpu.client.engines.transport_fallback import _stuck_gpus_notice
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from nbgpu.client.engines.transport_fallback import _without
     ],
 )
 def test_one_gpu_and_several_are_told_in_words_that_fit(gpus: list[str], said: str) -> None:
-    assert _without(gpus, 2) == said
+    assert _stuck_gpus_notice(gpus, 2) == said

@@ -45,7 +45,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def specs_of(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> list[dict[str, Any]]:
     monkeypatch.setattr(MeetingPlace, "read", lambda _: SimpleNamespace(address=""))
     place = Place("here", "", "", "", None, numa.bindable())
-    pool: Any = SimpleNamespace(processes=SimpleNamespace(meeting_file=None), place_of=lambda _: place)
+    pool: Any = SimpleNamespace(processes=SimpleNamespace(meeting_file=None), place=lambda _: place)
     chosen = devices.choose(config.named_gpus, config.ranks)
     return rank_specs.rank_specs(config, chosen, Transport("gloo", "gloo"), pool, lambda _: "here")
 

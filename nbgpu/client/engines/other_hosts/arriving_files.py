@@ -1,4 +1,4 @@
-"""Files of a served folder that come here in pieces (served.py)."""
+"""Writes the files of a folder that arrive in pieces from other hosts (served.py)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nbgpu.run_folder.checkpoint_files import UNFINISHED
 _ARRIVING = ".arriving"
 _CHECKPOINTS = "checkpoints"
 _CHECKPOINT = re.compile(rf"{_CHECKPOINTS}/step-\d{{8,}}/[^/]+")
-_OF_LINES = ".jsonl"
+_GROWING_SUFFIX = ".jsonl"
 
 
 class ArrivingFiles:
-    """The files of one folder. A file that grows is appended to, any other replaced once all of it is here,
-    and a checkpoint gets its name once all of its files are.
+    """The files of one folder. A growing file is appended to, and any other file is replaced once all of its
+    pieces are here. A checkpoint gets its final name once all of its files are complete.
 
     Args:
         folder: the folder.
@@ -30,17 +30,17 @@ class ArrivingFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _path_of(self, name: str) -> Path:
-        """Return where a file is written, for a checkpoint in the folder of those that are not complete.
+    def _target(self, name: str) -> Path:
+        """Return the path to which a file is written. The files of a checkpoint are first written to a hidden
+        folder beside its final one.
 
         Raises:
-            OSError: the name leads out of the folder, or through a link.
+            OSError: the name leads out of the folder, or through a symbolic link.
         """
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts:
             raise OSError(errno.EPERM, "it is no file of this folder", name)
         if _CHECKPOINT.fullmatch(name):
-            # Until all of it has come.
             parts = (parts[0], _ARRIVING, *parts[1:])
         folder = self.folder
         for part in parts[:-1]:
@@ -50,11 +50,11 @@ class ArrivingFiles:
         return folder / parts[-1]
 
     def num_leading_bytes(self, piece: Piece) -> int:
-        """Return how many of the bytes that come before this piece in its file are here: the host has to send
-        the others again."""
-        with suppress(OSError):  # which `write` has reported
-            path = self._path_of(piece.path)
-            # What has come of a file that replaces another, and not the old file.
+        """Return the offset from which the host has to send the file again, after this piece was not written:
+        how many of the bytes before it are here."""
+        with suppress(OSError):  # `write` has reported it
+            path = self._target(piece.path)
+            # The hidden file first: if it exists, the other one is an old version.
             for candidate in (_arriving(path), path):
                 if candidate.exists():
                     return min(piece.offset_bytes, candidate.stat().st_size)
@@ -65,19 +65,20 @@ class ArrivingFiles:
         file.
 
         Raises:
-            OSError: it cannot be written, and nothing of it was.
+            OSError: the piece cannot be written; no part of it was.
         """
-        path = self._path_of(piece.path)
+        path = self._target(piece.path)
         arriving = _arriving(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if piece.offset_bytes == 0 and piece.is_last:
             write_whole(path, piece.content)
             arriving.unlink(missing_ok=True)
         else:
-            # A new file of lines is written in place, because its readers take what is there. Any other file
-            # arrives under a hidden name, and replaces the old one once it is complete.
-            is_replaced = piece.offset_bytes == 0 and not (path.suffix == _OF_LINES and not path.exists())
-            target = arriving if is_replaced or arriving.exists() else path
+            # A new growing file is written in place, because its readers accept a part. Any other file is
+            # written under a hidden name, and replaces the old one once it is complete.
+            is_in_place = path.suffix == _GROWING_SUFFIX and not path.exists()
+            begins_hidden = piece.offset_bytes == 0 and not is_in_place
+            target = arriving if begins_hidden or arriving.exists() else path
             size_bytes = target.stat().st_size if piece.offset_bytes and target.exists() else 0
             if size_bytes != piece.offset_bytes:
                 return False
@@ -88,7 +89,7 @@ class ArrivingFiles:
 
     def drop(self, name: str) -> None:
         """Remove a file, or the arrived part of a checkpoint, because the host has removed it."""
-        path = self._path_of(name)
+        path = self._target(name)
         if name.startswith(f"{_CHECKPOINTS}/"):
             shutil.rmtree(path.parent / _ARRIVING / path.name, ignore_errors=True)
         else:
@@ -99,21 +100,21 @@ class ArrivingFiles:
         shutil.rmtree(self.folder / _CHECKPOINTS / _ARRIVING, ignore_errors=True)
 
     def complete(self, name: str) -> None:
-        """Move a completely received checkpoint to its final name, once it is safe on the disk."""
-        final = self._path_of(name)
+        """Give a checkpoint that has arrived completely its final name, once it is on the disk (fsync)."""
+        final = self._target(name)
         arrived = final.parent / _ARRIVING / final.name
         for path in (*arrived.iterdir(), arrived):
             sync(path)
         replaced = final.with_name(f"{final.name}{UNFINISHED}")
         if replaced.exists():
-            # A process that was killed has left it behind, and the rename below would fail.
+            # An earlier process was killed before it had removed this folder, and the rename would fail.
             shutil.rmtree(replaced)
         if final.exists():
             final.rename(replaced)
         arrived.rename(final)
-        # Removing takes long. The new checkpoint has the name already if this process is killed meanwhile.
+        # Only now, because removing takes long: if this process is killed meanwhile, the new one is in place.
         shutil.rmtree(replaced, ignore_errors=True)
-        with suppress(OSError):  # another one may be on its way
+        with suppress(OSError):  # another checkpoint may be arriving
             arrived.parent.rmdir()
         sync(final.parent)
 

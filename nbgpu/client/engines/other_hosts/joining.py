@@ -1,4 +1,5 @@
-"""Brings the hosts of a cluster together that dial in by themselves."""
+"""Waits for the other hosts of a cluster, which connect to the controller by themselves ("dial in"), checks
+them and starts their ranks."""
 
 from __future__ import annotations
 
@@ -35,23 +36,27 @@ _POLL_PERIOD_S = 0.02
 
 
 def write_join_file(folder: Path, environment: Mapping[str, str], interface: str) -> Path:
-    """Write the file with which hosts dial in, and return its path. The controller is there already.
+    """Write the file with which hosts dial in, and return its path. The controller must be running.
 
     Args:
         folder: the cluster's folder.
-        environment: the engines' variables.
-        interface: the interface at which the controller listens.
+        environment: the engines' environment variables.
+        interface: the network interface at which the controller listens, for messages.
     """
     security = folder / "profile" / "security"
     connection = json.loads((security / f"ipcontroller-{launch.CLUSTER_ID}-engine.json").read_text())
     meeting = json.loads(MeetingPlace.read(folder / MEETING).as_json())
     path = join_file_path(folder)
-    # The host's own GPUs are visible there, and its ranks share its own cores.
+    # These two depend on the GPUs and cores of each host.
     differ_by_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
     variables = {name: value for name, value in environment.items() if name not in differ_by_host}
     if are_plain():
         variables[PLAIN_CELLS] = "1"
-    join = JoinFile(connection, meeting, variables, interface, working_folder())
+    try:
+        working_folder = str(Path.cwd())
+    except FileNotFoundError:
+        working_folder = ""  # it was removed
+    join = JoinFile(connection, meeting, variables, interface, working_folder)
     write_whole(path, join.as_json(), mode=0o600)
     return path
 
@@ -61,22 +66,20 @@ def join_file_path(folder: Path) -> Path:
     return folder / "join.json"
 
 
-def working_folder() -> str:
-    """The folder of this process; empty where it has been removed."""
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return ""
-
-
 def gather(
     client: Client, config: ClusterConfig, launcher: Launcher, check: Callable[[], None]
 ) -> list[OtherHost]:
     """Wait until all hosts have dialled in, and return them in the order of their names.
 
+    Args:
+        client: ipyparallel's client.
+        config: the cluster's settings.
+        launcher: the launcher that has started the hosts.
+        check: a function that is called meanwhile, and raises if there is nothing to wait for any more.
+
     Raises:
-        ClusterError: one did not come in time, has gone again, or does not have the versions of this host.
-        ConfigError: the settings cannot be honoured on one of them.
+        ClusterError: a host did not dial in in time, was lost again, or has other package versions.
+        ConfigError: the settings cannot be honoured on one of the hosts.
     """
     give_up_s = time.monotonic() + config.start_timeout_s
     while len(engines := [number for number in client.ids if number >= FIRST_NUMBER]) < config.num_hosts:
@@ -91,20 +94,17 @@ def gather(
                 f"with start_timeout_s. {launcher.why_late()}"
             )
         time.sleep(_POLL_PERIOD_S)
-    described = _descriptions(client, engines[: config.num_hosts], config, check)
-    _require_same_versions([description for _, description in described])
-    _require_usable([description for _, description in described])
     numbers = itertools.count()
     hosts: dict[str, OtherHost] = {}
-    for engine, description in described:
+    for engine, description in _descriptions(client, engines[: config.num_hosts], config, check):
         name = free_name(description.name, hosts)
         hosts[name] = OtherHost(client, engine, description, name, numbers)
     return list(hosts.values())
 
 
 def free_name(name: str, taken: Container[str]) -> str:
-    """Return a name for a host that no other one of the cluster has. Several hosts may call themselves the
-    same: the second one becomes 'name-2'."""
+    """Return a name for a host that is unique in the cluster: several hosts may report the same name, and the
+    second one becomes 'name-2'."""
     numbered = (f"{name}-{nth}" for nth in itertools.count(2))
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
 
@@ -112,35 +112,32 @@ def free_name(name: str, taken: Container[str]) -> str:
 def describe_one(
     client: Client, engine: int, config: ClusterConfig, check: Callable[[], None]
 ) -> HostDescription:
-    """Ask a host that has dialled in later what it has.
+    """Ask a host that has dialled in later for its description, and check it as `gather` does.
 
     Raises:
-        ClusterError: it has gone again, or does not have the versions of this host.
-        ConfigError: the settings cannot be honoured there.
+        ClusterError: the host was lost again, or has other package versions.
+        ConfigError: the settings cannot be honoured on the host.
     """
     ((_, description),) = _descriptions(client, [engine], config, check)
-    _require_same_versions([description])
-    _require_usable([description])
     return description
 
 
 def _descriptions(
     client: Client, engines: Sequence[int], config: ClusterConfig, check: Callable[[], None]
 ) -> list[tuple[int, HostDescription]]:
-    """Ask hosts, all at once, to describe themselves; return the answers by name, each with its engine."""
+    """Ask hosts for their descriptions, all at the same time, and check that ranks can run there. Return
+    pairs of the host's engine and the description, sorted by the host's name."""
     from ipyparallel.error import RemoteError
 
     backends = [transport.backend for transport in transports.candidates(config, UNKNOWN)]
-    # What a scheduler gives to a job is the job's, whatever runs there.
+    # The GPUs of a scheduler's job belong to the job: none is left out because another process uses it.
     gpus = config.named_gpus if config.launcher_settings.IS_JOB else config.gpus
-    asked = {
-        engine: client[engine].apply_async(
-            reference(Call.DESCRIBE_HOST), gpus, config.gpus_per_node, backends
-        )
-        for engine in engines
+    arguments = gpus, config.gpus_per_node, backends
+    replies = {
+        engine: client[engine].apply_async(reference(Call.DESCRIBE_HOST), *arguments) for engine in engines
     }
     described: list[tuple[int, HostDescription]] = []
-    for engine, answer in asked.items():
+    for engine, answer in replies.items():
         while not answer.wait(_POLL_PERIOD_S):
             check()
             take_interrupt()
@@ -151,11 +148,16 @@ def _descriptions(
                 f"a host that has dialled in does not say what it has ({error}). What `nbgpu host` wrote there says more; "
                 "another version of nbgpu cannot be a host"
             ) from None
-    return sorted(described, key=lambda pair: (pair[1].name, pair[0]))
+    described.sort(key=lambda pair: (pair[1].name, pair[0]))
+    descriptions = [description for _, description in described]
+    _require_same_versions(descriptions)
+    _require_usable(descriptions)
+    return described
 
 
 def _require_usable(descriptions: Sequence[HostDescription]) -> None:
-    """Raise ConfigError if a host cannot have ranks, or only some hosts have GPUs."""
+    """Raise ConfigError if no rank can run on one of the hosts, or if some hosts have GPUs and others have
+    none."""
     if problems := [f"host {d.name}: {d.problem}" for d in descriptions if d.problem]:
         raise ConfigError("\n".join(problems))
     kinds = {d.name: d.devices[0]["kind"] for d in descriptions}
@@ -167,7 +169,7 @@ def _require_usable(descriptions: Sequence[HostDescription]) -> None:
 
 
 def _require_same_versions(descriptions: list[HostDescription]) -> None:
-    """Raise ClusterError if a host has other versions of the packages than this one."""
+    """Raise ClusterError if a host has other versions of Python or of packages than this one."""
     here = versions.here()
     wrong = [
         f"host {description.name} has {', '.join(different)}"
@@ -182,9 +184,16 @@ def _require_same_versions(descriptions: list[HostDescription]) -> None:
 
 
 def take_over(client: Client, joined: Iterable[JoinedHost], assignment: RankAssignment) -> list[OtherHost]:
-    """Return the hosts of a cluster that another process has started."""
+    """Return the hosts of a cluster that another process has started.
+
+    Args:
+        client: ipyparallel's client.
+        joined: the records of the hosts in the registry.
+        assignment: the engines on these hosts.
+    """
     numbers = {process: engine for engine, process in assignment.spares.items()}
     numbers |= {assignment.processes[rank]: engine for rank, engine in assignment.engines.items()}
+    # New engines of ranks get numbers that none has had. Those from FIRST_NUMBER on are of hosts.
     used = [number for number in (*client.ids, *numbers.values()) if number < FIRST_NUMBER]
     free = itertools.count(max(used, default=-1) + 1)
     hosts = []
@@ -209,28 +218,27 @@ def start_ranks(
     config: ClusterConfig,
     check: Callable[[], None],
 ) -> RankAssignment:
-    """Have every host fork its ranks, side by side, and return their assignment once all have come.
+    """Let all hosts fork their ranks at the same time, and return the assignment once all have registered.
 
     Args:
         client: ipyparallel's client.
         hosts: the hosts, in the order of their ranks.
-        num_ranks: how many ranks each host gets, by its name; a host that is not named gets none.
+        num_ranks: the number of ranks of each host, by its name; a host that is left out gets none.
         config: the cluster's settings.
-        check: called while it is waited; raises where there is nothing to wait for.
+        check: a function that is called meanwhile, and raises if there is nothing to wait for any more.
 
     Raises:
-        ClusterError: a rank did not come.
+        ClusterError: a rank was not forked, or did not register in time.
     """
-    # Each call returns at once, with a function that waits for the pids by ipyparallel's number: the hosts
-    # fork side by side.
+    # `fork_engines` returns at once, with a function that waits for the pids, so all hosts fork in parallel.
     forking = [(host, host.fork_engines(num_ranks[host.name])) for host in hosts if host.name in num_ranks]
     assignment = RankAssignment()
     for host, wait_for_pids in forking:
         try:
-            new = wait_for_pids()
+            pids = wait_for_pids()
         except (OSError, ValueError) as error:
             raise ClusterError(f"{error}. {host.log_tail()}") from None
-        for number, pid in new.items():
+        for number, pid in pids.items():
             rank = len(assignment.engines)
             assignment.engines[rank], assignment.processes[rank] = number, EngineProcess(host.name, pid)
     give_up_s = time.monotonic() + config.start_timeout_s

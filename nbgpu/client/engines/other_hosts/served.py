@@ -1,10 +1,10 @@
-"""A folder of this host for ranks of other hosts that do not see it.
+"""A folder of this host for ranks on other hosts that do not share its file system.
 
 Each such host has a copy of the folder (host/served_folder.py). A thread brings here what the ranks write
-there, in pieces that take a fraction of a second each, so that Stop and other calls of the host do not wait.
-A checkpoint gets its name here once all of it has come. No host is asked for more before its last answer has
-come: a slow one delays itself alone. Nothing is deleted here because it is missing there: a host that ends
-removes its copy, and that must not look like the removal of checkpoints.
+there, in pieces that take a fraction of a second each, so that Stop and other calls to the host do not wait.
+A checkpoint gets its final name here once all of its files are here. A host is asked for more only when its
+last answer has arrived: a slow host delays only itself. A file that is missing there is not deleted here: a
+host that ends removes its copy, and that must not look like the removal of checkpoints.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from nbgpu.text.sizes import in_words
 _log = logging.getLogger("nbgpu.run")
 
 _PERIOD_S = 0.25
-_REST = 5
-"""A host rests so many times as long as it has worked to find out what is new."""
+_REST_FACTOR = 5
+"""A host that has searched its copy for changes rests this many times as long before it searches again."""
 _POLL_PERIOD_S = 0.02
 _RETRY_S = 1.0
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 2**18, 2**16, 2**23
+"""How much one answer may have: at first, at least and at most."""
 _SHORT_S, _LONG_S = 0.1, 0.3
-"""A piece that took less time is followed by a larger one, and a piece that took more by a smaller one."""
+"""If an answer took less time, the next one may be twice as large; if it took more, half as large."""
 _NO_PROGRESS_S = 60.0
+"""Once the ranks have ended and nothing has arrived for this time, the rest is given up."""
 _PUT_PATIENCE_S = 60.0
 _PUT_BYTES = 2**20
 _WORTH_SAYING_BYTES = 2**26
@@ -48,39 +50,46 @@ class _Source:
     """A host, and how far its copy has been read."""
 
     host: OtherHost
-    asked: Any = None
+    request: Any = None
     """The request that is not answered yet; None if there is none."""
     asked_mono_s: float = 0.0
+    """When the last request was sent."""
     heard_s: float = 0.0
-    """When its last answer was asked for, in seconds since the epoch."""
+    """The state of the copy at this time is here, in seconds since the epoch."""
     due_mono_s: float = 0.0
+    """When the host is asked next."""
     num_bytes: int = _FIRST_BYTES
+    """How much its next answer may have."""
     num_bytes_here: dict[str, int] = field(default_factory=dict)
-    """By file how many bytes are here, where that is fewer than were sent."""
+    """The files that have to be sent again from this offset, because a piece was not written here."""
     num_bytes_left: int = 0
+    """How much there is that did not fit into its last answer."""
     has_new_checkpoint: bool = False
     is_last: bool = False
-    """Whether it was asked after the ranks had ended."""
+    """Whether the request was sent after the ranks had ended, so that its answer can be the last one."""
     is_done: bool = False
+    """Whether all is here, or the host is lost."""
     problem: str = ""
 
 
 @dataclass
 class _Relayed:
-    """A file of this host that grows, and of which another host needs each line."""
+    """A growing file of this host whose lines are sent to another host."""
 
     path: Path
     name: str
-    """The file in the copy."""
+    """Its path in the copy of the folder."""
     offset_bytes: int = 0
+    """The other host has the lines before this offset."""
 
 
 class Served:
-    """A folder, served for the hosts that do not see it; if all of them see it, every call does nothing.
+    """A folder, and its copies on the hosts that do not share it. If there are no such hosts, every method
+    does nothing.
 
     Args:
         folder: the folder, an absolute path.
-        blind: the hosts that do not see it.
+        blind: the hosts that do not share it.
     """
 
     def __init__(self, folder: Path, blind: Sequence[OtherHost]) -> None:
@@ -88,9 +97,9 @@ class Served:
         self._sources = [_Source(host) for host in blind]
         self._files = ArrivingFiles(folder)
         self._closing = threading.Event()
-        """Set once the ranks have ended: what is left is brought here."""
+        """Set once the ranks have ended: the thread brings the rest and ends."""
         self._gives_up = threading.Event()
-        """Set when what is left is not waited for any more."""
+        """Set when nobody waits for the rest any more: the thread ends."""
         self._thread: threading.Thread | None = None
         self._on_file: Callable[[str], None] = lambda name: None
         self._on_checkpoints: Callable[[], None] = lambda: None
@@ -99,35 +108,35 @@ class Served:
         """The host that gets the lines of `_relayed`; None for no host."""
         self._relayed: list[_Relayed] = []
         self._sending: Any = None
-        """The request that carries the last of these lines; None if they have arrived."""
+        """The request with the last lines that were sent; None if they have arrived."""
         self._sent_file: _Relayed | None = None
-        """The file of which these lines are."""
+        """The file that these lines are from."""
         self._progress_mono_s = 0.0
         """When bytes last arrived."""
         self._problems: list[str] = []
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is a host that does not see the folder."""
+        """Whether there is a host that does not share the folder."""
         return bool(self._sources)
 
     @property
     def hosts(self) -> list[str]:
-        """The names of those hosts."""
+        """The names of the hosts that do not share the folder."""
         return [source.host.name for source in self._sources]
 
     @property
     def problems(self) -> list[str]:
-        """What could not be brought here, in sentences."""
+        """The files that could not be brought here, and why, in sentences."""
         return list(self._problems)
 
     # ---- before the ranks begin ----
 
     def begin(self, keep: Iterable[Path] = ()) -> Self:
-        """Make empty copies, in which ranks may write, and remove those of earlier folders.
+        """Make empty copies in which ranks may write, and remove the copies of other folders.
 
         Args:
-            keep: folders of which the copies stay.
+            keep: folders whose copies are kept.
 
         Raises:
             ClusterError: a host is lost, or cannot write.
@@ -136,7 +145,7 @@ class Served:
         return self.open()
 
     def open(self) -> Self:
-        """Make copies if there are none, for files that ranks only read.
+        """Make copies if there are none, as for files that ranks only read.
 
         Raises:
             ClusterError: a host is lost, or cannot write.
@@ -150,7 +159,7 @@ class Served:
             self._on_all(Call.REMOVE_COPIES, [])
 
     def copy(self, name: str, to: Container[str] | None = None) -> None:
-        """Write a file of the folder into the copies.
+        """Copy a file of the folder to the hosts.
 
         Args:
             name: the file, relative to the folder.
@@ -160,15 +169,15 @@ class Served:
             ClusterError: a host is lost, or cannot write.
         """
         if any(to is None or source.host.name in to for source in self._sources):
-            for piece in _pieces_of(self.folder / name, name):
+            for piece in _split_file(self.folder / name, name):
                 self._on_all(Call.PUT_IN_COPY, str(self.folder), [piece], to=to)
 
     def copy_folder(self, inside: str, last: str = "", to: Container[str] | None = None) -> None:
-        """Write a folder of files that never change into the copies, where it is not there already.
+        """Copy a folder inside this one, whose files never change, to the hosts that do not have it yet.
 
         Args:
-            inside: the folder to write, relative to this one.
-            last: the name of the file by which one knows that all others are there.
+            inside: the path of the inner folder, relative to this one.
+            last: the name of the file that is copied last: where it exists, the others do.
             to: the names of the hosts; None for all.
         """
         if not self._sources:
@@ -184,11 +193,15 @@ class Served:
                 self.copy(f"{inside}/{name}", to)
 
     def _on_all(self, call: Call, *args: Any, to: Container[str] | None = None) -> list[Any]:
-        """Make a call on the hosts that do not see the folder, all at once; return their answers."""
+        """Make a call on the hosts that do not share the folder, all at once, and return their answers.
+
+        Raises:
+            ClusterError: a host is lost, or the call has failed there.
+        """
         hosts = [source.host for source in self._sources if to is None or source.host.name in to]
         try:
-            asked = [(host, host.tell(call, *args)) for host in hosts]
-            return [host.answer(request, _PUT_PATIENCE_S) for host, request in asked]
+            requests = [(host, host.tell(call, *args)) for host in hosts]
+            return [host.answer(request, _PUT_PATIENCE_S) for host, request in requests]
         except OSError as error:
             raise ClusterError(
                 f"{error}: the files of {self.folder} could not be brought there. Make room in its folder for temporary "
@@ -203,13 +216,12 @@ class Served:
         on_checkpoints: Callable[[], None] = lambda: None,
         on_answer: Callable[[str], None] = lambda host: None,
     ) -> Self:
-        """Bring here what the ranks write, in a thread, until `finish`.
+        """Bring here what the ranks write, on a thread, until `finish`. The thread calls these functions.
 
         Args:
-            on_file: is called on the thread with the name of each file of which something has come.
-            on_checkpoints: is called on the thread when there are new checkpoints here, and a host has no
-                others.
-            on_answer: is called on the thread with the name of a host that has answered.
+            on_file: gets the name of each file that has changed here.
+            on_checkpoints: is called when new checkpoints of a host are here, and no more is to come now.
+            on_answer: gets the name of each host that has answered.
         """
         self._on_file, self._on_checkpoints, self._on_answer = on_file, on_checkpoints, on_answer
         self._closing.clear()
@@ -223,21 +235,21 @@ class Served:
         return self
 
     def relay(self, host: str, files: Iterable[tuple[Path, str]]) -> None:
-        """Bring the lines of growing files of this host to another one, while `follow` goes on.
+        """Send the lines of growing files of this host to another one, on the thread of `follow`.
 
         Args:
-            host: the host's name; nothing happens if it sees the folder.
-            files: the files, each with its name in the copy of the folder.
+            host: the host's name; nothing happens if it shares the folder.
+            files: the files, each with its path in the copy of the folder.
         """
         self._relay_to = next((source.host for source in self._sources if source.host.name == host), None)
         if self._relay_to is not None:
             self._relayed = [_Relayed(path, name) for path, name in files]
 
     def finish(self, gives_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all that the ranks have written is here. They have ended.
+        """Wait until everything that the ranks have written is here, after they have ended.
 
         Args:
-            gives_up: a function that returns whether nobody wants to wait any longer.
+            gives_up: a function that is called repeatedly; the wait ends when it returns True.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -258,14 +270,14 @@ class Served:
             if not source.is_done:
                 self._report_problem(
                     source,
-                    f"{self.folder} is not complete: {self._unsent_on(source)} host {source.host.name} did not come here",
+                    f"{self.folder} is not complete: {self._rest(source)} host {source.host.name} did not come here",
                 )
 
     def finish_or_stop(self) -> None:
-        """As `finish`, on the main thread.
+        """Like `finish`, on the main thread, where Stop (an interrupt) ends the wait.
 
         Raises:
-            KeyboardInterrupt: the person has pressed Stop. What is not here then is given up.
+            KeyboardInterrupt: the wait was interrupted. The rest is given up.
         """
 
         def look() -> bool:
@@ -275,25 +287,26 @@ class Served:
         self.finish(look)
 
     def in_words(self) -> str:
-        """What is still on its way here once the ranks have ended, as a sentence; empty before that."""
+        """Say which files are still on their way here after the ranks have ended; empty before that."""
         if not self._closing.is_set() or self._gives_up.is_set():
             return ""
         late = [source for source in self._sources if not source.is_done]
         if not late:
             return ""
         missing = " and ".join(
-            f"{self._unsent_on(source)} host {source.host.name}"
+            f"{self._rest(source)} host {source.host.name}"
             + (f" ({source.problem})" if source.problem else "")
             for source in late
         )
         return f"the ranks have ended, and files of {self.folder.name} are on their way here: {missing}. Stop gives them up"
 
     @staticmethod
-    def _unsent_on(source: _Source) -> str:
-        left_bytes = source.num_bytes_left
-        return f"{in_words(left_bytes)} from" if left_bytes else "the last of"
+    def _rest(source: _Source) -> str:
+        """The beginning of '2 MiB from host n1', or of 'the last of host n1' if the size is not known."""
+        return f"{in_words(source.num_bytes_left)} from" if source.num_bytes_left else "the last of"
 
     def _follow(self) -> None:
+        """Run the thread. An unexpected error is reported, because the end of a thread is not."""
         try:
             self._bring_files()
         except Exception as error:  # noqa: BLE001 - whoever waits for the files must hear of it
@@ -301,44 +314,48 @@ class Served:
             self._problems.append(f"the files of {self.folder} are not brought here any more: {error!r}")
 
     def _bring_files(self) -> None:
-        """Poll all hosts until the last of them is done, and sleep until the next answer or the next turn."""
+        """Poll all hosts until all are done. In between, wait for the next answer, or until a host is due."""
         while not self._gives_up.is_set() and not all(source.is_done for source in self._sources):
             for source in self._sources:
                 if not source.is_done:
                     self._poll(source)
             self._relay_lines()
-            waits_for = next(
-                (source.asked for source in self._sources if source.asked is not None), self._sending
-            )
-            if waits_for is not None:
-                waits_for.wait(_POLL_PERIOD_S)
+            pending = [source.request for source in self._sources if source.request is not None]
+            if self._sending is not None:
+                pending.append(self._sending)
+            if pending:
+                pending[0].wait(_POLL_PERIOD_S)
             else:
                 due_mono_s = min((s.due_mono_s for s in self._sources if not s.is_done), default=0.0)
                 pause_s = min(_PERIOD_S, max(0.0, due_mono_s - time.monotonic()))
-                (self._gives_up if self._closing.is_set() else self._closing).wait(pause_s)
+                # An event ends the pause: first the end of the ranks, then that nobody waits any longer.
+                next_event = self._gives_up if self._closing.is_set() else self._closing
+                next_event.wait(pause_s)
 
     def _poll(self, source: _Source) -> None:
-        """Ask a host for news if it is time to, or take its answer if that has come."""
+        """Take a host's answer if it has arrived; if no request is open, ask the host for changes if it is
+        due."""
         now_mono_s = time.monotonic()
         try:
-            if source.asked is None:
+            if source.request is None:
+                # Once the ranks have ended, a host is asked at once, unless there is a problem here.
                 if now_mono_s < source.due_mono_s and (source.problem or not self._closing.is_set()):
                     return
                 source.is_last = self._closing.is_set()
-                have, source.num_bytes_here = source.num_bytes_here, {}
+                offsets, source.num_bytes_here = source.num_bytes_here, {}
                 source.asked_mono_s = now_mono_s
-                source.asked = source.host.tell(
-                    Call.CHANGES_IN_COPY, str(self.folder), source.num_bytes, have
+                source.request = source.host.tell(
+                    Call.CHANGES_IN_COPY, str(self.folder), source.num_bytes, offsets
                 )
                 return
-            if not source.asked.wait(0):
+            if not source.request.wait(0):
                 if not source.host.is_there:
                     raise HostLostError(source.host.name)
                 return
-            asked, source.asked = source.asked, None
-            changes = Changes(*source.host.answer(asked))
+            request, source.request = source.request, None
+            changes = Changes(*source.host.answer(request))
         except OSError as error:
-            source.is_done, source.asked = True, None
+            source.is_done, source.request = True, None
             self._report_problem(
                 source,
                 f"{error}: what its ranks wrote after {time.strftime('%H:%M:%S', time.localtime(source.heard_s))} is not "
@@ -350,8 +367,8 @@ class Served:
         self._process_changes(source, changes)
 
     def _process_changes(self, source: _Source, changes: Changes) -> None:
-        """Write what a host has sent, and decide when to ask it again and for how much."""
-        # Ask for more where a message travels fast, and for less where it holds up others.
+        """Write what a host has sent, and decide when the host is asked again and for how much."""
+        # Ask for more if the answer travelled fast, and for less if it delayed other messages.
         took_s = time.monotonic() - source.asked_mono_s - changes.work_s
         pieces = [Piece(*piece) for piece in changes.pieces]
         num_bytes = sum(len(piece.content) for piece in pieces)
@@ -363,22 +380,35 @@ class Served:
         if not self._write_changes(source, changes.gone, pieces, changes.whole):
             source.due_mono_s = time.monotonic() + _RETRY_S
             return
-        # Ask again at once where something is left; otherwise rest.
         if num_bytes:
             self._progress_mono_s = time.monotonic()
         source.problem = ""
+        # Ask again at once if the host has more to send; otherwise let it rest.
         is_behind = bool(changes.num_bytes_left or source.num_bytes_here)
         if source.has_new_checkpoint and not is_behind:
             source.has_new_checkpoint = False
             self._on_checkpoints()
-        pause_s = 0.0 if is_behind else max(_PERIOD_S, _REST * changes.work_s)
+        pause_s = 0.0 if is_behind else max(_PERIOD_S, _REST_FACTOR * changes.work_s)
         source.due_mono_s = time.monotonic() + pause_s
         source.is_done = source.is_last and not is_behind
 
     def _write_changes(
         self, source: _Source, gone: Sequence[str], pieces: Sequence[Piece], whole: Sequence[str]
     ) -> bool:
-        """Write what has come. Return False if something cannot be written, which is asked for once more."""
+        """Write the changes of a host's copy here.
+
+        After the first failure nothing more is written, and the host has to send the rest again, from the
+        offsets in `num_bytes_here`.
+
+        Args:
+            source: the host.
+            gone: files that were removed there.
+            pieces: pieces of files, in the order of each file.
+            whole: checkpoints whose files have all been sent.
+
+        Returns:
+            Whether everything was written.
+        """
         failure: OSError | None = None
         for name in gone:
             try:
@@ -388,11 +418,11 @@ class Served:
         for piece in pieces:
             try:
                 if failure is None:
-                    if not self._files.write(piece):
+                    if self._files.write(piece):
+                        source.has_new_checkpoint |= piece.path == BEST
+                        self._on_file(piece.path)
+                    else:
                         source.num_bytes_here[piece.path] = 0
-                        continue
-                    source.has_new_checkpoint |= piece.path == BEST
-                    self._on_file(piece.path)
                     continue
             except OSError as error:
                 failure = error
@@ -405,6 +435,7 @@ class Served:
                     continue
             except OSError as error:
                 failure = error
+            # The host reports the checkpoint again once it has sent the manifest again.
             source.num_bytes_here[f"{name}/{MANIFEST}"] = 0
         if failure is not None:
             problem = f"{failure.filename or self.folder} cannot be written: {failure.strerror}"
@@ -414,6 +445,7 @@ class Served:
         return failure is None
 
     def _report_problem(self, source: _Source, problem: str) -> None:
+        """Report a problem with a host's files, once."""
         if problem != source.problem:
             source.problem = problem
             self._problems.append(problem)
@@ -422,7 +454,7 @@ class Served:
     # ---- lines for another host ----
 
     def _relay_lines(self) -> None:
-        """Send the next lines of a file, once the last ones have arrived."""
+        """Send the next lines of one of the files, once the last ones have arrived."""
         if self._relay_to is None or self._closing.is_set():
             self._sending = None
             return
@@ -430,14 +462,14 @@ class Served:
             if self._sending is not None:
                 if not self._sending.wait(0):
                     return
-                put, self._sending = self._sending, None
+                request, self._sending = self._sending, None
                 assert self._sent_file is not None
-                (self._sent_file.offset_bytes,) = self._relay_to.answer(put)
+                (self._sent_file.offset_bytes,) = self._relay_to.answer(request)
             for number, file in enumerate(self._relayed):
                 if piece := _next_lines(file):
                     self._sent_file = file
                     self._sending = self._relay_to.tell(Call.PUT_IN_COPY, str(self.folder), [piece])
-                    # The others come first the next time.
+                    # The other files come first the next time.
                     self._relayed = [*self._relayed[number + 1 :], *self._relayed[: number + 1]]
                     return
         except OSError as error:
@@ -449,8 +481,8 @@ class Served:
             self._relay_to = None
 
 
-def _pieces_of(path: Path, name: str) -> Iterator[Piece]:
-    """The pieces of a file as it is now."""
+def _split_file(path: Path, name: str) -> Iterator[Piece]:
+    """Split a file into pieces, up to its present size."""
     left_bytes, offset_bytes = path.stat().st_size, 0
     with path.open("rb") as file:
         while True:
@@ -464,7 +496,7 @@ def _pieces_of(path: Path, name: str) -> Iterator[Piece]:
 
 
 def _next_lines(file: _Relayed) -> Piece | None:
-    """The next whole lines of a file; None if there are none."""
+    """Return the next complete lines of a file, about as many as fit into a piece; None if there are none."""
     try:
         with file.path.open("rb") as opened:
             opened.seek(file.offset_bytes)

@@ -65,7 +65,7 @@ def test_a_jobs_gpus_are_counted_by_node(slurm: DescribedSlurm) -> None:
     has = slurm.allocation("7")
     assert has == Allocation({"n1": 3, "n2": 1, "n3": 1})
     assert has.gpus_in_words == "GPUs: 3 on n1, 1 on n2, 1 on n3"
-    assert has.of(1).gpus_in_words == "GPUs: 3 on n1"
+    assert has.first_nodes(1).gpus_in_words == "GPUs: 3 on n1"
     assert Allocation({"n1": 2, "n2": 2}).gpus_in_words == "2 GPUs on each node"
     assert Allocation({"n1": 0}).gpus_in_words == "Slurm counts no GPU of it"
     words = NotebooksJob(OwnJob("7", 3), slurm).describe()

@@ -6,12 +6,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hosts
 import pytest
 from hosts.namespaces import wait_until
 
 from nbgpu.client.launchers.ssh import SshHosts, SshOptions
+from nbgpu.client.launchers.ssh_launcher import SshLauncher
+from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.host import versions
 
@@ -169,3 +173,25 @@ def test_two_hosts_are_asked_at_the_same_time(test_ssh: hosts.SecureShell) -> No
         for name in ("n1", "n2")
     ]
     assert max(begun for begun, _ in spans) < min(over for _, over in spans)
+
+
+def test_hosts_start_although_the_notebooks_folder_was_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    join_file = tmp_path / "join.json"
+    join_file.write_text(SECRET)
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    started: list[str] = []
+
+    def start(command: list[str], connection: str) -> list[str]:
+        started.append(connection)
+        return []
+
+    launcher = SshLauncher(ClusterConfig.checked(launcher="ssh", hosts="n1"))
+    connections: Any = SimpleNamespace(start=start)
+    monkeypatch.setattr(launcher, "_connections", connections)
+    launcher.start(join_file, "eth0 (10.0.0.1)")
+    assert started == [SECRET]
