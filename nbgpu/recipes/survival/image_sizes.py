@@ -15,20 +15,19 @@ _MAX_VOXELS_ON_GPU = 256 * 256 * 64
 """The size that MACE's guide trains with."""
 _MAX_VOXELS_ON_CPU = 64 * 64 * 32
 _MULTIPLE = 8
-_SMALLEST = 8
 _SCALES = (1.0, 0.75, 0.5, 0.375, 0.25)
 
 
 def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool) -> list[Proposal]:
     """Propose sizes in the proportions of the median volume, the largest first.
 
-    The median is taken along each axis by itself. The largest size is the median, reduced to at most the
-    voxels that a step on these ranks can have; its edges are multiples of 8, because the network halves them
+    The median is taken for each axis separately. The largest size is the median, made smaller if it has more
+    voxels than a step on these ranks can have. Edges are multiples of 8, because the network halves them
     several times.
 
     Args:
         volumes: the files.
-        spacing_mm: the voxel size to which they are resampled; none for their own.
+        spacing_mm: the voxel size in mm to which the volumes are resampled; empty for no resampling.
         on_gpu: whether the ranks have GPUs.
 
     Raises:
@@ -46,5 +45,5 @@ def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool
 
 
 def _rounded(size: NDArray[np.float64]) -> Shape:
-    first, second, third = (max(_SMALLEST, round(n / _MULTIPLE) * _MULTIPLE) for n in size)
+    first, second, third = (max(1, round(n / _MULTIPLE)) * _MULTIPLE for n in size)
     return first, second, third
