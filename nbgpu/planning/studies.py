@@ -197,8 +197,8 @@ class StudyPlan:
         num_steps = self.config.warm_up_steps + self.config.measured_steps
         unused = settings_of(self.recipe).UNUSED
         defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
-        shared = {name: default for name, default in defaults.items() if name not in unused}
-        shared |= {**self.train, "steps": num_steps}
+        used_defaults = {name: value for name, value in defaults.items() if name not in unused}
+        shared = {**used_defaults, **self.train, "steps": num_steps}
         config = config_of_point(self.recipe, shared, {} if is_ranks else {self.vary: value})
         if cycle := _cycle(config):
             if self.config.measured_steps % cycle:
@@ -356,12 +356,8 @@ def order(num_points: int, repeats: int) -> list[tuple[int, int]]:
     Each repeat measures all points, so that a machine that becomes warm or busy does not slow one point
     alone. Every other repeat goes backwards, so that the number of ranks changes by as little as possible.
     """
-    forward = range(num_points)
-    return [
-        (repeat, point)
-        for repeat in range(repeats)
-        for point in (reversed(forward) if repeat % 2 else forward)
-    ]
+    points = range(num_points)
+    return [(repeat, p) for repeat in range(repeats) for p in (points[::-1] if repeat % 2 else points)]
 
 
 def _cycle(config: TrainConfig) -> int:
