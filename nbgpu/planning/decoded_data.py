@@ -291,11 +291,12 @@ def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
         values = values[..., list(config.image_channels)]
     # The box around all voxels above the minimum; a constant volume has none and stays whole.
     is_above = (values > values.min(axis=(0, 1, 2))).any(axis=3)
-    box = []
-    for other_axes in ((1, 2), (0, 2), (0, 1)):
-        if len(occupied := np.flatnonzero(is_above.any(axis=other_axes))):
-            box.append(slice(occupied[0], occupied[-1] + 1))
-    within = values[tuple(box)]
+    box = tuple(
+        slice(occupied[0], occupied[-1] + 1)
+        for other_axes in ((1, 2), (0, 2), (0, 1))
+        if len(occupied := np.flatnonzero(is_above.any(axis=other_axes)))
+    )
+    within = values[box]
     num_bright = int((within > within.mean(axis=(0, 1, 2))).any(axis=3).sum())
     return (within.size * _FLOAT_BYTES + num_bright * _INDEX_BYTES) / values.size
 
