@@ -89,6 +89,9 @@ def _network(result: Converted, size: int | None) -> None:
     result.note_fixed("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
     result.note_fixed("model.out_ch", 1, otherwise="one modality comes out")
     channels = result.keys.take("model.ch")
+    if not isinstance(channels, int | None):
+        result.left_out.append(f"model.ch = {channels!r}: no whole number")
+        channels = None
     multiples = result.keys.take("model.ch_mult")
     if not (
         multiples is None or (isinstance(multiples, list) and all(isinstance(m, int) for m in multiples))
@@ -132,7 +135,7 @@ def _diffusion(result: Converted) -> None:
     """Convert the table `diffusion`, the noise schedule."""
 
     def known(value: Any) -> str:
-        if value not in _BETAS:
+        if not isinstance(value, str) or value not in _BETAS:
             raise ValueError(f"is not known; known are {', '.join(_BETAS)}")
         return _BETAS[value]
 
