@@ -25,21 +25,23 @@ _START: Mapping[Format, tuple[str, str]] = {
     "jobset": ("jobset.yaml", "kubectl apply -f"),
     "trainjob": ("trainjob.yaml", "kubectl apply -f"),
 }
-"""The file that starts an export, which has a template of the same name, and the command that takes it."""
+"""For each format, the file that starts the job, which has a template of the same name, and the command to
+which the file is given."""
 _IN_FOLDER = ("torchrun", "slurm")
-"""The formats whose program lies beside that file; in the others it is in a container, as a volume."""
+"""The formats that write the program's files beside that file. In the other formats the file contains them,
+and they are mounted in a container."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export. It prints as a list of them with the next command to run."""
+    """The files of an export. Printed, it is a list of them with the next command to run."""
 
     folder: Path
     files: Sequence[str]
     next: str
-    """The command that starts it, in that folder."""
+    """The command that starts the job, to be run in the folder."""
     notes: Sequence[str] = ()
-    """Sentences that a person has to know: parts that do not carry over, and paths that must exist."""
+    """Sentences for the user, about parts that do not carry over and paths that must exist."""
 
     def __str__(self) -> str:
         listed = ", ".join(self.files)
@@ -55,8 +57,8 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the settings of a run.
 
     Raises:
-        ConfigError: the folder is no run's, or the run cannot be exported in this format; every mistake is
-            named.
+        ConfigError: the folder is not that of a run, or the run cannot be exported in this format; the
+            message has every reason.
         RunError: the files cannot be written, or are there already.
     """
     kind, settings = checked(to, values)
@@ -64,7 +66,7 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     config = runs.with_changes(config, run_folder)
     copy = run_folder / Path(config.recipe).name
     if config.recipe.endswith(".py") and copy.is_file():
-        # The run's copy: the file itself may have been edited since.
+        # The recipe's own file may have been edited since the run, but not the copy in the run's folder.
         config = config.changed(recipe=str(copy))
     try:
         devices = runs.read_info(run_folder).devices
@@ -79,7 +81,7 @@ def export_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the distributed cells of a notebook, as a script.
 
     Raises:
-        ConfigError: the file is no notebook, it has no distributed cell, or it cannot be exported in this
+        ConfigError: the file is not a notebook, it has no distributed cell, or it cannot be exported in this
             format.
         RunError: the files cannot be written, or are there already.
     """
@@ -127,8 +129,9 @@ def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
 
 
 def filled(template: str, made: Program, settings: ExportConfig) -> str:
-    """Return the text of a template in `templates/`, which has values in `@{...}`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # hardly any notebook exports anything
+    """Return the text of a template in `templates/` with its values, which are written as `@{...}`."""
+    # Imported here, because few notebooks export anything.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("nbgpu.exports"),
@@ -161,5 +164,6 @@ def filled(template: str, made: Program, settings: ExportConfig) -> str:
 
 
 def _indented(text: str, by: int) -> str:
-    # A line of spaces may be a part of a string in the program, and keeps its own.
+    """Return the lines of a text, indented by so many spaces, except empty lines."""
+    # A line of spaces is indented, too, because it may be a part of a string in the program.
     return textwrap.indent(text.removesuffix("\n"), " " * by, lambda line: line != "\n")
