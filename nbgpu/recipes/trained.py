@@ -1,4 +1,4 @@
-"""Loading of a run's trained model from its folder, on a rank, in a notebook, or anywhere else."""
+"""Loading of the trained model in a run's folder, in any process that has torch."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool
     """
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
-    # Settings that only a start needs, such as a file of pretrained weights, get their defaults, and so do
-    # those that count only beside them: the file may be gone, and the checkpoint has all weights.
+    # Settings that only the start of training needs, such as a file of pretrained weights, are set to their
+    # defaults, because the file may be gone, and the checkpoint has all weights.
     if at_start := type(config).ONLY_AT_START:
         config = config.counting(**{name: type(config).model_fields[name].default for name in at_start})
     path = checkpoint_folder or _newest(folder)
-    # Building draws initial weights, which must not change the caller's random numbers.
+    # Drawing the initial weights must not change the state of the caller's random number generators.
     with randomness.kept(of_gpus=False):
         model = by_name.load(config, folder).build_model().to(precision.dtype(config))
     tensors, _ = checkpoint.load(path)
@@ -64,7 +64,7 @@ def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool
 
 
 def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
-    """Raise ConfigError for a run of a user's own recipe whose file may not be run."""
+    """Raise ConfigError for a run of a user's own recipe, unless its file is trusted."""
     if isinstance(config, OwnConfig) and not trust:
         file = folder / Path(config.recipe).name
         raise ConfigError(
