@@ -183,7 +183,8 @@ def _read_json(path: Path) -> VolumeList:
     ]
     if repeated:
         raise DataError("\n".join(repeated))
-    return VolumeList(**volumes_of, patients=patients)
+    training, validation, test = volumes_of.values()
+    return VolumeList(training, validation, test, patients)
 
 
 def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[tuple[Path, ...], dict[Path, str]]:

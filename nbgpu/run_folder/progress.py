@@ -130,7 +130,7 @@ class NewestRecords:
         Raises:
             RunError: the path is not a regular file, or cannot be opened.
         """
-        last_state = []
+        last_state: list[bytes] = []
         try:
             with lines.open_file(self._path) as file:
                 size_bytes = os.fstat(file.fileno()).st_size

@@ -304,8 +304,9 @@ class Survival:
         predictions = {self.config.resnet: (training.scores, held_out.scores)}
         titles = {"dense voxels": f"voxels {_DENSE_HU} HU above the median"}
         for name in ("mean intensity", "dense voxels"):
-            columns = (part.radiomics[:, [NAMES.index(name)]] for part in (training, held_out))
-            predictions[titles.get(name, name)] = self._linear(*columns, training)
+            column = [NAMES.index(name)]
+            scores = self._linear(training.radiomics[:, column], held_out.radiomics[:, column], training)
+            predictions[titles.get(name, name)] = scores
         predictions |= self._score_radiomics(training, held_out)
         if self.config.features:
             predictions["features alone"] = self._linear(training.features, held_out.features, training)
