@@ -27,7 +27,7 @@ _DEFINED = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _CONDITIONAL = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
-"""Statements of which some parts may not be executed."""
+"""Statements with parts that may not be executed."""
 
 _HEAD = resources.files("nbgpu.exports") / "templates" / "cells.py.txt"
 _TAIL = "\ndist.destroy_process_group()\n"

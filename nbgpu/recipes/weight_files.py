@@ -60,7 +60,7 @@ def require_fit(
 
     Args:
         weights: the weights by name.
-        network: the weights of the network by name, of which only the shapes are used.
+        network: the weights of the network by name; only their shapes are used.
         source: the setting or file that the weights come from, with which the message begins.
         advice: the end of the message, with the settings to look at.
     """

@@ -27,8 +27,6 @@ _log = logging.getLogger("nbgpu.metrics_files")
 _KEYS = ("step", "epoch", "rank", "time_s")
 _LAST_LINES_BYTES = 2**20
 """More bytes than the rows of all ranks for one step have."""
-_LAST_LINE_BYTES = 2**14
-"""More bytes than one row has."""
 _MAX_DIGITS = 18
 """The most digits that a step can have."""
 
@@ -295,20 +293,23 @@ def lacks_rows(folder: Path, world_size: int) -> bool:
     last_step = _last_step(folder / METRICS)
     if not last_step:
         return True
-    with (folder / METRICS).open("rb") as file:
-        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINES_BYTES))
-        last_lines = file.read().splitlines()[-world_size:]
-    return any(line.split(b",")[0] != str(last_step).encode() for line in last_lines)
+    rows = _last_lines(folder / METRICS)[-world_size:]
+    return any(row.split(b",")[0] != str(last_step).encode() for row in rows)
 
 
 def _last_step(path: Path) -> int:
-    """Return the step of the last complete row of `metrics.csv`, without reading more than the end of the
-    file; 0 if there is none."""
+    """Return the step of the last row of `metrics.csv`; 0 if there is none, or if the row is damaged."""
     if not path.exists():
         return 0
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINE_BYTES))
-        *_, last = file.read().splitlines(keepends=True) or [b""]
-    # Without the length check a damaged line of digits would be a step beyond any number.
+    *_, last = _last_lines(path) or [b""]
+    # The length is checked, because a damaged line may consist of any number of digits.
     key = last.split(b",")[0]
     return int(key) if last.endswith(b"\n") and key.isdigit() and len(key) <= _MAX_DIGITS else 0
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    """Return the lines in the last _LAST_LINES_BYTES bytes of a file, with their line breaks. The beginning
+    of the first line may be missing."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINES_BYTES))
+        return file.read().splitlines(keepends=True)

@@ -2,10 +2,10 @@
 
     predictions.csv      one row for each sample: its values, its files, or why it failed
     predict.json         the job: which model, which data, which settings
-    rows/1-rank0.jsonl   what a rank has done, sample by sample, of which the table is made; the number counts
-                         how often the job was begun
+    rows/1-rank0.jsonl   the rows of rank 0 from the first attempt at the job; the table is made from the rows
+                         of all ranks and attempts
 
-A job that was cut off goes on with the samples that have no row yet. Needs no torch.
+A job that was interrupted goes on with the samples that have no row yet. Needs no torch.
 """
 
 from __future__ import annotations

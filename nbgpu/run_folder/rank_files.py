@@ -55,7 +55,10 @@ def _are_numbers(values: object) -> bool:
     if type(values) is not dict:
         return False
     types = {*map(type, values.values())}
-    if not types <= _FLOAT and not (types <= _NUMBERS and all(map(_fits_a_float, values.values()))):
+    # An integer has to fit into a float.
+    if not types <= _FLOAT and not (
+        types <= _NUMBERS and all(type(v) is float or abs(v) <= MAX_NUMBER for v in values.values())
+    ):
         return False
     if STEP_SERIES not in values:
         return True
@@ -78,10 +81,6 @@ def _are_numbers(values: object) -> bool:
         and 0 <= get("begun_at_s", 0) <= MAX_NUMBER
         and 0 <= get("ready_at_s", 0) <= MAX_NUMBER
     )
-
-
-def _fits_a_float(value: float) -> bool:
-    return isinstance(value, float) or abs(value) <= MAX_NUMBER
 
 
 def _require_event(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Baselines: images made without a network."""
+"""A baseline without a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from torch import Tensor
 
 _NUM_AT_ONCE = 2**20
 """The most voxels whose polynomial terms are in memory at once."""
-
-
-def mean_image(targets: Tensor) -> Tensor:
-    """Return the mean of the targets: (N, 1, D, H, W) -> (1, 1, D, H, W)."""
-    return targets.mean(dim=0, keepdim=True)
 
 
 class VoxelwiseQuadratic:

@@ -25,7 +25,7 @@ from nbgpu.errors import DataError
 from nbgpu.planning.epochs import DataAmount
 from nbgpu.recipes import side_by_side, verdict
 from nbgpu.recipes.diffusion import files, prediction
-from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
+from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES, Case, Cube
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
@@ -324,7 +324,7 @@ class Diffusion:
         data = self.decoded(training[:num_cases])
         quadratic = VoxelwiseQuadratic(zip(data["condition"].split(1), data["target"].split(1), strict=True))
         return {
-            "mean image": mean_image(data["target"]).expand(len(condition), -1, -1, -1, -1),
+            "mean image": data["target"].mean(dim=0).expand(len(condition), -1, -1, -1, -1),
             "voxelwise quadratic": torch.cat([quadratic(one) for one in condition.split(1)]),
         }
 

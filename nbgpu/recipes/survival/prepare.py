@@ -13,7 +13,6 @@ import torch
 from monai.transforms import Resize, ResizeWithPadOrCrop, ScaleIntensityRange, Transform
 from monai.utils import convert_to_tensor
 from nibabel.affines import voxel_sizes
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
@@ -107,7 +106,9 @@ def cut_in_words(items: Sequence[Item], config: SurvivalConfig) -> str:
     headers of at most `_MAX_READ` files."""
     looked_at = items[:: math.ceil(len(items) / _MAX_READ)]
     kept_mm = np.multiply(config.volume_shape, config.spacing_mm)
-    extents_mm = np.array([_extent_mm(item["image"]) for item in looked_at])
+    extents_mm = np.array(
+        [np.multiply(shape_of(item["image"]), voxel_sizes(affine_of(item["image"]))) for item in looked_at]
+    )
     # A difference of one voxel may be due to rounding.
     num_cut = int((extents_mm > kept_mm + config.spacing_mm).any(axis=1).sum())
     words = f"voxels of {shape_in_words(config.spacing_mm)} mm: the middle {shape_in_words(kept_mm)} mm of each volume"
@@ -117,7 +118,3 @@ def cut_in_words(items: Sequence[Item], config: SurvivalConfig) -> str:
         f"{words}. {num_cut} of the {len(looked_at)} that were looked at lose their edges: they are up to "
         f"{shape_in_words(extents_mm.max(axis=0).round())} mm"
     )
-
-
-def _extent_mm(path: Path) -> NDArray[np.float64]:
-    return np.asarray(np.multiply(shape_of(path), voxel_sizes(affine_of(path))), np.float64)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Survival:
             rank=rank,
             world_size=world_size,
             device=device,
-            is_rare=_has_event if spreads else None,
+            is_rare=itemgetter("event") if spreads else None,
         )
         loaders = loader.loaders(held_out)
         summary, warnings = list(loaders.summary), list(loaders.warnings)
@@ -561,11 +562,6 @@ def _log_hazards(model: nn.Module, device: torch.device, batch: Batch) -> Tensor
     dtype = next(model.parameters()).dtype
     on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
     return _scores(model, on_device).double().cpu()
-
-
-def _has_event(item: Item) -> bool:
-    has_event: bool = item["event"]
-    return has_event
 
 
 def _describe_events(num_events: int, num_micro_batches: int) -> str:
