@@ -73,8 +73,8 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
         world_size, on_gpus = len(devices), any(device.kind == "cuda" for device in devices)
     except FileNotFoundError:
         world_size, on_gpus = cluster.ranks or 1, cluster.gpus != "none"
-    made = program.of_run(cluster, config, world_size, on_gpus, settings, in_container=kind not in _IN_FOLDER)
-    return _write(kind, made, settings)
+    job = program.of_run(cluster, config, world_size, on_gpus, settings, in_container=kind not in _IN_FOLDER)
+    return _write(kind, job, settings)
 
 
 def export_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
@@ -86,9 +86,9 @@ def export_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
         RunError: the files cannot be written, or are there already.
     """
     kind, settings = checked(to, values)
-    script = notebook.script_of(path)
-    made = program.script_program(path.stem, script.text, settings, script.notes)
-    return _write(kind, made, settings)
+    script = notebook.build_script(path)
+    job = program.script_program(path.stem, script.text, settings, script.notes)
+    return _write(kind, job, settings)
 
 
 def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
@@ -101,26 +101,26 @@ def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     return of_run(path, to, values)
 
 
-def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
+def _write(kind: Format, job: Program, settings: ExportConfig) -> Exported:
     """Write the files of a program in one format into its folder; a file that exists is never overwritten.
 
     Raises:
         RunError: the folder has one of the files, or cannot be written.
     """
-    folder = Path(settings.out or made.name).expanduser().absolute()
+    folder = Path(settings.out or job.name).expanduser().absolute()
     starting, command = _START[kind]
-    files = {starting: filled(starting, made, settings), **(made.files if kind in _IN_FOLDER else {})}
+    files = {starting: filled(starting, job, settings), **(job.files if kind in _IN_FOLDER else {})}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if there := [name for name in files if (folder / name).exists()]:
+        if existing := [name for name in files if (folder / name).exists()]:
             raise RunError(
-                f"{folder} has {', '.join(there)} already. Nothing was written; give another folder as out"
+                f"{folder} has {', '.join(existing)} already. Nothing was written; give another folder as out"
             )
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"the export cannot be written to {folder}: {error.strerror}") from None
-    notes = list(made.notes)
+    notes = list(job.notes)
     if missing := [word for word in ("IMAGE", "CLAIM") if any(f": {word}\n" in t for t in files.values())]:
         notes.append(
             f"Change {' and '.join(missing)} in {starting}: the container image, and the volume for runs"
@@ -128,7 +128,7 @@ def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
     return Exported(folder, list(files), f"{command} {starting}", notes)
 
 
-def filled(template: str, made: Program, settings: ExportConfig) -> str:
+def filled(template: str, job: Program, settings: ExportConfig) -> str:
     """Return the text of a template in `templates/` with its values, which are written as `@{...}`."""
     # Imported here, because few notebooks export anything.
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -143,21 +143,21 @@ def filled(template: str, made: Program, settings: ExportConfig) -> str:
         undefined=StrictUndefined,
     )
     environment.filters["indent"] = _indented
-    cpus = settings.cpus_per_node or 4 * made.ranks_per_node
-    words = [f"{IN_CONTAINER}/{word}" if word in made.files else word for word in made.arguments]
+    cpus = settings.cpus_per_node or 4 * job.ranks_per_node
+    arguments = [f"{IN_CONTAINER}/{word}" if word in job.files else word for word in job.arguments]
     return environment.get_template(template).render(
-        program=made,
+        program=job,
         settings=settings,
         cpus=cpus,
-        threads=max(1, cpus // made.ranks_per_node),
-        command=shlex.join(made.arguments),
+        threads=max(1, cpus // job.ranks_per_node),
+        command=shlex.join(job.arguments),
         options={
             "mem": settings.memory,
             "time": settings.time_limit,
             "partition": settings.partition,
             "account": settings.account,
         },
-        arguments_in_container=[json.dumps(word) if word.startswith("-") else word for word in words],
+        arguments_in_container=[json.dumps(word) if word.startswith("-") else word for word in arguments],
         container_folder=IN_CONTAINER,
         container_runs=RUNS_IN_CONTAINER,
     )

@@ -96,7 +96,7 @@ class _Cell:
         return "nbgpu" in self.loads | imported
 
 
-def script_of(path: Path) -> Script:
+def build_script(path: Path) -> Script:
     """Return the script of a notebook.
 
     Raises:
@@ -119,7 +119,7 @@ def script_of(path: Path) -> Script:
                 f"cell {cell.number} uses {', '.join(lacking)}, which no earlier part of the script defines"
             )
         defined |= cell.stores
-    left = [
+    left_out = [
         f"cell {cell.number} stays behind: "
         + (
             "it is about the notebook's cluster"
@@ -130,7 +130,7 @@ def script_of(path: Path) -> Script:
         if cell.number not in numbers and not cell.is_distributed and cell.code.strip()
     ]
     parts = [_part(cell) for cell in exported]
-    notes = sorted([*_notes(cells), *left], key=lambda note: int(re.search(r"\d+", note)[0]))  # type: ignore[index]
+    notes = sorted([*_notes(cells), *left_out], key=lambda note: int(re.search(r"\d+", note)[0]))  # type: ignore[index]
     notes += [
         *missing,
         "The script writes no checkpoints by itself: started again, it begins with its first line",
@@ -267,8 +267,10 @@ def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | N
     try:
         return code, ast.parse(code)
     except SyntaxError as error:
-        what = "uses await outside of a function" if "await" in code else f"is no plain Python ({error.msg})"
-        notes.append(f"left out, because it {what}")
+        reason = (
+            "uses await outside of a function" if "await" in code else f"is no plain Python ({error.msg})"
+        )
+        notes.append(f"left out, because it {reason}")
         return code, None
 
 

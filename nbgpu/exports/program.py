@@ -69,8 +69,8 @@ def of_run(
     problems = []
     if cluster.simulated:
         problems.append(f"the run has a {cluster.simulated}, which only nbgpu's own ranks have")
-    per_node, gpus = per_node_of(settings, world_size, on_gpus)
-    name = settings.name or f"{name_of(config.run_name or config.title)}-{secrets.token_hex(2)}"
+    per_node, gpus = ranks_and_gpus_per_node(settings, world_size, on_gpus)
+    name = settings.name or f"{job_name(config.run_name or config.title)}-{secrets.token_hex(2)}"
     notes = []
     runs_dir = RUNS_IN_CONTAINER if in_container else str(Path(config.runs_dir).expanduser().absolute())
     # A job that is started again resumes its newest checkpoint, which it finds by the name of its run.
@@ -123,12 +123,14 @@ _ONLY_IN_NOTEBOOK = (
 def script_program(title: str, script: str, settings: ExportConfig, notes: Sequence[str]) -> Program:
     """Return the program that runs a script: on GPUs if their number is given, else on two CPU ranks for each
     machine."""
-    per_node, gpus = per_node_of(settings, 2 * settings.nodes, on_gpus=bool(settings.gpus_per_node))
-    name = settings.name or f"{name_of(title)}-{secrets.token_hex(2)}"
+    per_node, gpus = ranks_and_gpus_per_node(
+        settings, 2 * settings.nodes, on_gpus=bool(settings.gpus_per_node)
+    )
+    name = settings.name or f"{job_name(title)}-{secrets.token_hex(2)}"
     return Program(f"the notebook {title}", name, {"cells.py": script}, ("cells.py",), per_node, gpus, notes)
 
 
-def per_node_of(settings: ExportConfig, world_size: int, on_gpus: bool) -> tuple[int, int]:
+def ranks_and_gpus_per_node(settings: ExportConfig, world_size: int, on_gpus: bool) -> tuple[int, int]:
     """Return (the number of ranks, the number of GPUs) of each machine. If the settings have neither, the
     ranks of the run are divided among the machines.
 
@@ -157,7 +159,7 @@ def per_node_of(settings: ExportConfig, world_size: int, on_gpus: bool) -> tuple
     return share, share if on_gpus and gpus is None else 0
 
 
-def name_of(text: str) -> str:
+def job_name(text: str) -> str:
     """Return a text as a name that Slurm and Kubernetes accept."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return re.sub(r"^(?=[^a-z])", "n", name)[:30].strip("-") or "run"

@@ -129,11 +129,11 @@ def epoch_of_samples(config: TrainConfig, amount: DataAmount, world_size: int) -
     num_taken = num_steps * per_step
     repeated, left_out = max(0, num_taken - num_samples), max(0, num_samples - num_taken)
     shared = f" over {world_size} ranks" if world_size > 1 else " on one rank"
-    words = _explain_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
+    sentence = _explain_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
     order = (
         f"{num_samples} samples{shared}, in another order each time{_explain_held_out(amount.num_held_out)}"
     )
-    return num_steps, (order, words)
+    return num_steps, (order, sentence)
 
 
 def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tuple[int, ...]:
@@ -152,16 +152,16 @@ def _explain_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: in
     world_size = len(sizes)
     if world_size == 1:
         return f"{_count(config, num_volumes)} on one rank"
-    words = f"{_count(config, num_volumes)} over {world_size} ranks"
+    sentence = f"{_count(config, num_volumes)} over {world_size} ranks"
     if num_volumes < world_size:
-        return f"{words}: fewer than ranks, so each rank takes all of them and draws its own samples"
+        return f"{sentence}: fewer than ranks, so each rank takes all of them and draws its own samples"
     if len(set(sizes)) > 1:
         num_more = sizes.count(max(sizes))
         more = "1 rank has" if num_more == 1 else f"{num_more} ranks have"
-        return f"{words}: {more} {max(sizes)}, the others {min(sizes)}"
+        return f"{sentence}: {more} {max(sizes)}, the others {min(sizes)}"
     num_shared = sum(sizes) - num_volumes
     shared = f"; {num_shared} of them on two ranks, so that all have as many" if num_shared else ""
-    return f"{words}: {sizes[0]} on each{shared}"
+    return f"{sentence}: {sizes[0]} on each{shared}"
 
 
 def _explain_held_out(num_held_out: int) -> str:
@@ -205,17 +205,17 @@ def _explain_steps(
         num_repeated, num_left_out: the number of samples that are used twice, and not at all.
         only_cached: whether an epoch uses only the cached volumes.
     """
-    words = (
+    sentence = (
         f"an epoch has {num_steps} step{'s' if num_steps != 1 else ''} of {num_taken // num_steps} samples"
     )
     if not num_repeated and not num_left_out:
-        return f"{words} and uses {'each of these' if only_cached else 'every sample'} exactly once"
+        return f"{sentence} and uses {'each of these' if only_cached else 'every sample'} exactly once"
     parts = []
     if num_repeated:
         parts.append(f"{num_repeated} of its {num_taken} samples are repeats")
     if num_left_out:
         parts.append(f"{num_left_out} are left out, other ones each time")
-    return f"{words}; {', and '.join(parts)}"
+    return f"{sentence}; {', and '.join(parts)}"
 
 
 def _count(config: TrainConfig, number: int) -> str:

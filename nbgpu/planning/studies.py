@@ -303,7 +303,7 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     of_study, of_cluster, of_run = divide(settings, homes, f"a study of {recipe}")
     # All points have the same kind of device, so that they can be compared.
     cluster, placement_note = enough_ranks.placed(ClusterConfig.checked(**of_cluster))
-    made = StudyPlan(
+    study = StudyPlan(
         recipe,
         StudyConfig.checked(**of_study),
         _with_room(cluster, values if vary == RANKS else [1]),
@@ -312,9 +312,9 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
         of_run,
         placement_note=placement_note,
     )
-    if problems := list(_problems(made, fields)):
+    if problems := list(_problems(study, fields)):
         raise ConfigError("\n".join(problems))
-    return replace(made, values=[point.value for point in made.points()])
+    return replace(study, values=[point.value for point in study.points()])
 
 
 def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
@@ -342,11 +342,11 @@ def _with_preset(
     return {name: value for name, value in merged.items() if name not in {*varied, *left_out}}
 
 
-def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
+def create_folder(study: StudyPlan, environment: Mapping[str, Any]) -> Path:
     """Make the folder of a new study, with access for the user only, and write study.toml into it."""
-    folder = new_folder(made.config.studies_dir, f"study-{made.title}")
+    folder = new_folder(study.config.studies_dir, f"study-{study.title}")
     folder.mkdir(parents=True, mode=0o700)
-    made.write(folder, environment)
+    study.write(folder, environment)
     return folder
 
 
@@ -366,30 +366,34 @@ def _cycle(config: TrainConfig) -> int:
     return math.lcm(*periods) if periods else 0
 
 
-def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
+def _problems(study: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield the problems of the study as a whole, before its points are checked."""
-    if made.vary != RANKS and made.vary not in fields:
-        meant = did_you_mean(made.vary, fields)
-        yield f"{made.vary} is not a setting of {made.recipe}.{meant} Settings: {', '.join(fields)}"
-    for name in (*made.train, made.vary):
+    if study.vary != RANKS and study.vary not in fields:
+        meant = did_you_mean(study.vary, fields)
+        yield f"{study.vary} is not a setting of {study.recipe}.{meant} Settings: {', '.join(fields)}"
+    for name in (*study.train, study.vary):
         if name in DECIDED:
             yield f"{name} cannot be given: {DECIDED[name]}"
-    if not made.values:
-        yield f"{made.vary} has no values. Give a list, such as {made.vary}=[1, 2]"
-    elif len(made.values) > _MAX_POINTS:
-        yield f"{made.vary} has {len(made.values)} values, at most {_MAX_POINTS} go"
-    elif len(set(map(repr, made.values))) < len(made.values):
-        yield f"{made.vary} = {list(made.values)} has a value twice"
-    if made.cluster.launcher_settings.IS_STARTED_BY_HAND:
+    if not study.values:
+        yield f"{study.vary} has no values. Give a list, such as {study.vary}=[1, 2]"
+    elif len(study.values) > _MAX_POINTS:
+        yield f"{study.vary} has {len(study.values)} values, at most {_MAX_POINTS} go"
+    elif len(set(map(repr, study.values))) < len(study.values):
+        yield f"{study.vary} = {list(study.values)} has a value twice"
+    if study.cluster.launcher_settings.IS_STARTED_BY_HAND:
         yield (
-            f"launcher={made.cluster.launcher!r} does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
+            f"launcher={study.cluster.launcher!r} does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
             "again. Take launcher='ssh' or 'slurm', or %%scaling on the cluster that runs"
         )
-    if made.cluster.save_before_time_limit:
+    if study.cluster.save_before_time_limit:
         yield "save_before_time_limit does not go with a study: it keeps no variables"
-    if made.cluster.keep:
+    if study.cluster.keep:
         yield "keep does not go with a study: it ends with its process, and goes on with study.resume()"
-    if made.vary == RANKS and made.config.mode == "weak" and made.train.get("global_batch_size") is not None:
+    if (
+        study.vary == RANKS
+        and study.config.mode == "weak"
+        and study.train.get("global_batch_size") is not None
+    ):
         yield (
             "global_batch_size does not go with mode='weak', which keeps the batch of each rank. Give batch_size, or "
             "mode='strong'"

@@ -24,7 +24,7 @@ from nbgpu.engine.workload.recipe import Concluding, Predicting, file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES
 from nbgpu.protocol import served
-from nbgpu.recipes.trained import model_of, require_trust
+from nbgpu.recipes.trained import load_model, require_trust
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job, Row, RowWriter
 
@@ -66,7 +66,7 @@ def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) 
             share = work[member.rank :: member.world_size]
             if not share:
                 return problems
-            model = model_of(Path(job.run_folder), Path(job.checkpoint), trust=job.trust).to(member.device)
+            model = load_model(Path(job.run_folder), Path(job.checkpoint), trust=job.trust).to(member.device)
             for is_reference, sample, stem in share:
                 writer.add(_row(recipe, model, member.device, sample, stem, is_reference, member.rank))
             return problems

@@ -96,11 +96,11 @@ def row(
     width = _LEFT_PX + across + (BAR_AND_LABELS_PX if colours is not None else _RIGHT_PX)
     height = _BOTTOM_PX + down + _TOP_PX + (_TITLE_PX if titles else 0)
     figure = figure_of(width, height)
-    left = _LEFT_PX
+    left_px = _LEFT_PX
     for index, (image, size, grid) in enumerate(zip(images, sizes, grid_of_each, strict=True)):
         image_height, image_width = size
         bottom = _BOTTOM_PX + down - image_height
-        place = (left / width, bottom / height, image_width / width, image_height / height)
+        place = (left_px / width, bottom / height, image_width / width, image_height / height)
         axes = figure.add_axes(place, label=f"image {index}")
         if colours is not None:
             axes.imshow(
@@ -118,7 +118,7 @@ def row(
         _name_axes(axes, image, grid, with_vertical=index == 0 or not same)
         if titles:
             axes.set_title(titles[index], fontsize=FONT_PT, pad=3)
-        left += image_width + gaps
+        left_px += image_width + gaps
     if colours is not None:
         draw_bar(figure, colours, _BOTTOM_PX, down)
     return figure
@@ -132,8 +132,8 @@ def figure_of(width_px: int, height_px: int) -> Figure:
 def draw_bar(figure: Figure, colours: Colours, bottom_px: int, height_px: int) -> None:
     """Draw the colour bar at the right of a figure, where `BAR_AND_LABELS_PX` are reserved for it."""
     width, height = figure.get_size_inches() * _DPI
-    left = width - _BAR_LABELS_PX - _BAR_PX
-    place = (left / width, bottom_px / height, _BAR_PX / width, height_px / height)
+    left_px = width - _BAR_LABELS_PX - _BAR_PX
+    place = (left_px / width, bottom_px / height, _BAR_PX / width, height_px / height)
     axes = figure.add_axes(place, label="<colorbar>")
     scale = ScalarMappable(Normalize(colours.lowest, colours.highest), colours.map)
     bar = figure.colorbar(scale, cax=axes, ticks=[colours.lowest, colours.highest])

@@ -32,10 +32,10 @@ def load_trained(
         ConfigError: the folder's settings cannot be read, or it has a recipe file and `trust` is false.
         RunError: there is no such checkpoint, or it is damaged.
     """
-    return model_of(Path(run_folder).absolute(), which, trust=trust)
+    return load_model(Path(run_folder).absolute(), which, trust=trust)
 
 
-def model_of(folder: Path, which: Path | Literal["newest", "best"], *, trust: bool = False) -> nn.Module:
+def load_model(folder: Path, which: Path | Literal["newest", "best"], *, trust: bool = False) -> nn.Module:
     """Build the recipe's model on the CPU in evaluation mode, and load the weights of a checkpoint, or the
     averaged weights if the checkpoint has them.
 

@@ -113,10 +113,10 @@ def _problems_of_convolutions(tensors: Mapping[str, Tensor], num_dims: int) -> I
     """Yield a message for each problem of the tensors of successive convolutions: a missing weight or bias, a
     wrong shape, input channels other than the output channels of the layer before, NaN, and unexpected
     names."""
-    left = dict(tensors)
+    remaining = dict(tensors)
     channels_before: int | None = None
     for index in range(max(1, len(tensors) // 2)):
-        weights, biases = left.pop(f"{index}.weight", None), left.pop(f"{index}.bias", None)
+        weights, biases = remaining.pop(f"{index}.weight", None), remaining.pop(f"{index}.bias", None)
         if weights is None or biases is None:
             yield f"layer {index} needs both {index}.weight and {index}.bias"
             channels_before = None
@@ -132,5 +132,5 @@ def _problems_of_convolutions(tensors: Mapping[str, Tensor], num_dims: int) -> I
         elif not (weights.isfinite().all() and biases.isfinite().all()):
             yield f"layer {index} has values that are NaN or infinite"
         channels_before = num_out or None
-    if left:
-        yield f"unexpected names: {', '.join(sorted(left))}"
+    if remaining:
+        yield f"unexpected names: {', '.join(sorted(remaining))}"

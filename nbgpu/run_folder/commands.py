@@ -73,7 +73,7 @@ def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -
     except OSError:
         if cluster_folder is None:
             raise
-        _append_whole(_commands_beside(cluster_folder, folder), line)
+        _append_whole(_fallback_path(cluster_folder, folder), line)
 
 
 def _append_whole(path: Path, line: bytes) -> None:
@@ -89,7 +89,7 @@ def _append_whole(path: Path, line: bytes) -> None:
             raise
 
 
-def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
+def _fallback_path(cluster_folder: Path, folder: Path) -> Path:
     """Return the file in the cluster's folder for commands to a run whose own folder cannot be written."""
     return cluster_folder / f"{folder.name}.{COMMANDS}"
 
@@ -112,7 +112,7 @@ class CommandWatch:
         self._settings_since_s = settings_since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
-            paths.append(_commands_beside(cluster_folder, folder))
+            paths.append(_fallback_path(cluster_folder, folder))
         self._offsets_bytes = dict.fromkeys(paths, 0)
         self._settings: dict[str, Any] = {}
         self.why_stop = ""

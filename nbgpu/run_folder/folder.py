@@ -78,11 +78,11 @@ def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
                 "place"
             ) from None
         raise
-    if who := who_may_rename(runs_dir):
+    if others := who_may_rename(runs_dir):
         _log.warning(
             "%s may rename what is in runs_dir = %s, and so put something else in the place of a run's folder. What is not your own "
             "is not loaded from there; take a folder that only you can write to",
-            who,
+            others,
             runs_dir,
         )
     return folder
@@ -102,7 +102,7 @@ def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
 def last_settings(runs_dir: Path, recipe: str) -> tuple[Path, TrainConfig] | None:
     """Return (folder, settings) of this user's newest run of a recipe whose settings this version can read;
     None if there is none."""
-    folders = resume.runs_of(runs_dir.absolute(), recipe, "")
+    folders = resume.run_folders(runs_dir.absolute(), recipe, "")
     for folder in sorted(folders, key=lambda f: (f / names.SETTINGS).stat().st_mtime, reverse=True):
         try:
             return folder, read_settings(folder)[1]
@@ -123,12 +123,12 @@ def who_may_rename(folder: Path) -> str:
             continue
         if status.st_mode & stat.S_IWOTH:
             return f"every user of this machine ({path} has mode {stat.filemode(status.st_mode)})"
-        if status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid):
+        if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
             return f"the group with gid {status.st_gid} ({path} has mode {stat.filemode(status.st_mode)})"
     return ""
 
 
-def _is_alone_in(gid: int) -> bool:
+def _is_private_group(gid: int) -> bool:
     """Return whether this user is the only member of a group, apart from root, as of the private group that
     many systems make for each user."""
     try:

@@ -53,7 +53,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path, epoch_of: Callable[[int], int]) -> None:
         self._path = folder / METRICS
-        self._epoch_of = epoch_of
+        self._epoch = epoch_of
         self._columns: list[str] = []
         self.last_step = 0
         if self._path.exists():
@@ -68,7 +68,7 @@ class MetricsFile:
         writer = csv.writer(text, lineterminator="\n")
         for row in rows:
             values = [row.values.get(name, "") for name in self._columns]
-            writer.writerow([row.step, self._epoch_of(row.step), row.rank, f"{row.time_s:.3f}", *values])
+            writer.writerow([row.step, self._epoch(row.step), row.rank, f"{row.time_s:.3f}", *values])
         with self._path.open("a") as file:
             file.write(text.getvalue())
 
@@ -173,7 +173,7 @@ class MetricsWriter:
         self._newest_step = 0
         """The last step that was passed on to the sinks."""
         self._read_from_the_beginning()
-        self._make(METRICS, lambda _: MetricsFile(folder, self._epoch_of), 0)
+        self._make(METRICS, lambda _: MetricsFile(folder, self._epoch), 0)
         if isinstance(metrics := self._sinks.get(METRICS), MetricsFile):
             # The last step of the file may be incomplete.
             self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
@@ -215,7 +215,7 @@ class MetricsWriter:
         self._table = MetricsTable(self._info.world_size)
         self._epochs = EpochSummarizer(lambda step: self._info.epoch_at(step))
 
-    def _epoch_of(self, step: int) -> int:
+    def _epoch(self, step: int) -> int:
         return self._info.epoch_at(step).epoch
 
     def _new_rows(self) -> list[MetricsRow]:
@@ -243,7 +243,7 @@ class MetricsWriter:
 
         def emptied(name: str, _: int) -> Sink:
             (self._folder / name).unlink(missing_ok=True)
-            return MetricsFile(self._folder, self._epoch_of) if name == METRICS else EpochsFile(self._folder)
+            return MetricsFile(self._folder, self._epoch) if name == METRICS else EpochsFile(self._folder)
 
         for name in {METRICS, EPOCHS} & self._sinks.keys():
             self._make(name, partial(emptied, name), known_step=0)

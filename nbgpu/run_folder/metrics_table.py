@@ -226,7 +226,9 @@ class EpochSummarizer:
                 lr=rows[-1].values.get("lr", 0.0),
                 means=_means(rows),
                 validation=validation,
-                samples_per_s_by_rank=[_mean(own, "samples_per_s") for _, own in sorted(by_rank.items())],
+                samples_per_s_by_rank=[
+                    _mean(of_rank, "samples_per_s") for _, of_rank in sorted(by_rank.items())
+                ],
                 own_s_by_rank=list(own_s.values()),
                 slowest_rank=slowest,
                 straggler_ratio=own_s[slowest] / max(min(own_s.values()), 1e-9),

@@ -87,7 +87,7 @@ def begin(job: Job) -> Job:
         raise ConfigError(
             f"out = {job.out!r} cannot be written to: {error.strerror}. Give another folder"
         ) from None
-    attempts = (_attempt_of(path)[0] for path in (out / _ROWS).glob("*-rank*.jsonl"))
+    attempts = (_attempt_key(path)[0] for path in (out / _ROWS).glob("*-rank*.jsonl"))
     return replace(job, attempt=max(attempts, default=0) + 1)
 
 
@@ -96,19 +96,21 @@ def _require_same(job: Job) -> None:
     settings."""
     out = Path(job.out)
     try:
-        there = lines.load(out / JOB)
+        existing = lines.load(out / JOB)
     except FileNotFoundError:
         raise ConfigError(
             f"out = {job.out!r}: the folder is not empty, and it has no predictions. Give another one"
         ) from None
     wanted = json.loads(json.dumps(asdict(job)))
-    if not isinstance(there, dict):
+    if not isinstance(existing, dict):
         raise ConfigError(f"out = {job.out!r}: {JOB} there is not what nbgpu writes. Give another out")
-    if different := [name for name in _IDENTITY if there.get(name) != wanted[name]]:
-        found = "; ".join(
-            f"{name} is {there.get(name)!r} there and {wanted[name]!r} now" for name in different
+    if different := [name for name in _IDENTITY if existing.get(name) != wanted[name]]:
+        differences = "; ".join(
+            f"{name} is {existing.get(name)!r} there and {wanted[name]!r} now" for name in different
         )
-        raise ConfigError(f"out = {job.out!r} has the predictions of another job: {found}. Give another out")
+        raise ConfigError(
+            f"out = {job.out!r} has the predictions of another job: {differences}. Give another out"
+        )
 
 
 class RowWriter:
@@ -138,16 +140,16 @@ class RowWriter:
 
 def rows(job: Job) -> list[Row]:
     """Return the rows of all attempts. A sample that failed in an earlier attempt has only its newest row."""
-    found: dict[tuple[bool, str], Row] = {}
-    for path in sorted((Path(job.out) / _ROWS).glob("*-rank*.jsonl"), key=_attempt_of):
+    newest: dict[tuple[bool, str], Row] = {}
+    for path in sorted((Path(job.out) / _ROWS).glob("*-rank*.jsonl"), key=_attempt_key):
         for record in lines.load_lines(path):
             if record is not None and "name" in record:
                 row = Row(**record)
-                found[row.is_reference, row.name] = row
-    return list(found.values())
+                newest[row.is_reference, row.name] = row
+    return list(newest.values())
 
 
-def _attempt_of(path: Path) -> tuple[int, str]:
+def _attempt_key(path: Path) -> tuple[int, str]:
     """Return the number of the attempt that wrote a file of rows, with the file's name as a sort key."""
     return int(path.name.partition("-")[0]), path.name
 

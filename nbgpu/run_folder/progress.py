@@ -175,13 +175,13 @@ def _last_state(descriptor: int, size_bytes: int) -> bytes:
         begin_bytes = max(0, end_bytes - _BLOCK_BYTES)
         block = os.pread(descriptor, end_bytes - begin_bytes, begin_bytes) + carried
         # A line without its end was cut off by a full disk, or is being written.
-        found = block.rfind(_STATE, 0, block.rfind(b"\n") + 1)
-        line_begin = block.rfind(b"\n", 0, found) + 1
-        if found >= 0 and (line_begin or begin_bytes == 0):
+        state_begin = block.rfind(_STATE, 0, block.rfind(b"\n") + 1)
+        line_begin = block.rfind(b"\n", 0, state_begin) + 1
+        if state_begin >= 0 and (line_begin or begin_bytes == 0):
             return block[line_begin:].partition(b"\n")[0]
         # The line with the state, or a part of `_STATE`, may lie across the border to the block before. The
         # part of it in this block is searched again together with that block.
-        carried = block if found >= 0 else block[: max(block.find(b"\n") + 1, len(_STATE))]
+        carried = block if state_begin >= 0 else block[: max(block.find(b"\n") + 1, len(_STATE))]
         end_bytes = begin_bytes
     return b""
 

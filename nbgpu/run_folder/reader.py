@@ -84,7 +84,7 @@ class _RankSource:
     """The number of samples of the result that the rank has evaluated, and the number of all of them."""
 
 
-def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
+def _new_progress(record: Event, before: tuple[int, int]) -> tuple[int, int]:
     """Return the `progress` of a rank after the record of a state: the numbers in the record if it has them;
     `before`, the earlier progress, if the rank is still evaluating the result; else (0, 0)."""
     done, total = record.detail.get("done"), record.detail.get("total")
@@ -93,7 +93,7 @@ def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
     return before if record.text in ("working out the result", "waiting for rank 0") else (0, 0)
 
 
-def _damage_of(source: _RankSource) -> list[str]:
+def _damage_sentences(source: _RankSource) -> list[str]:
     """Return sentences about the lines of a rank's file that cannot be read or are out of order."""
     sentences = []
     if source.damaged_lines:
@@ -198,7 +198,7 @@ class Reader:
         """Return a sentence or two for each file that has unreadable lines, or lines that were added, moved
         or taken out."""
         with self._lock:
-            return [sentence for source in self._sources for sentence in _damage_of(source)]
+            return [sentence for source in self._sources for sentence in _damage_sentences(source)]
 
     def _after(self, source: _RankSource, count: int) -> list[Record]:
         """Return at most WINDOW records of a rank, beginning with number `count`, counted from 0: from memory
@@ -375,7 +375,7 @@ class Reader:
                 if source.offset_bytes == begin_bytes:
                     break
         if num_reported != (len(source.damaged_lines), len(source.torn_lines)):
-            _log.warning("%s", "\n".join(_damage_of(source)))
+            _log.warning("%s", "\n".join(_damage_sentences(source)))
 
     def _take(self, source: _RankSource, batch: bytes, is_file: bool) -> bool:
         """Add the records of a batch to those already taken, and update the state and the values of the rank.
@@ -435,7 +435,7 @@ class Reader:
                     source.values.update(record.values)
                 elif record.kind == "state":
                     source.state = cast(RunState, record.text)
-                    source.progress = _progress_in(record, source.progress)
+                    source.progress = _new_progress(record, source.progress)
                     if record.text not in STATES_OF_NO_STEP:
                         # A run with sharded weights (FSDP) that loses a rank goes back to its newest
                         # checkpoint.

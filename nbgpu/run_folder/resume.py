@@ -82,7 +82,7 @@ def find(config: TrainConfig, check_sha256: bool = True) -> Beginning:
         raise RunError("\n".join([*damaged, _way_out(candidates)]))
     about = checkpoint_files.state(newest.checkpoint)
     _refuse_mismatch(newest.checkpoint, about, config)
-    place = f"{newest.checkpoint.name} of {_run_of(newest.checkpoint).name}"
+    place = f"{newest.checkpoint.name} of {_run_folder(newest.checkpoint).name}"
     notes = [f"{text}; going on from {place}" for text in damaged] or [f"going on from {place}"]
     notes += _changed_settings(about, config)
     return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
@@ -96,7 +96,7 @@ def run_to_resume(resume: str, runs_dir: str, recipe: str, run_name: str) -> Pat
         RunError: the file about the best checkpoint is damaged.
     """
     candidates = _candidates(resume, runs_dir, recipe, run_name)
-    return _run_of(candidates[0]) if candidates else None
+    return _run_folder(candidates[0]) if candidates else None
 
 
 def values_in_checkpoint(config: TrainConfig) -> Chosen:
@@ -121,7 +121,7 @@ def values_in_checkpoint(config: TrainConfig) -> Chosen:
 def _candidates(resume: str, runs_dir: str, recipe: str, run_name: str) -> list[Path]:
     """Return the checkpoints that `resume` refers to, the newest first; empty only for 'auto'."""
     if resume == AUTO:
-        folders = runs_of(Path(runs_dir).absolute(), recipe, run_name)
+        folders = run_folders(Path(runs_dir).absolute(), recipe, run_name)
         saved = (checkpoint for folder in folders for checkpoint in checkpoint_files.checkpoints(folder))
         return sorted(saved, key=_age, reverse=True)
     return _named_checkpoints(Path(resume).absolute())
@@ -143,10 +143,10 @@ def _named_checkpoints(folder: Path) -> list[Path]:
         )
     if (folder / checkpoint_files.MANIFEST).exists() or folder.parent.name == "checkpoints":
         return [folder]
-    found = checkpoint_files.checkpoints(folder)
-    if not found:
+    saved = checkpoint_files.checkpoints(folder)
+    if not saved:
         raise ConfigError(f"resume = {str(folder)!r}: there is no checkpoint in this folder")
-    return found
+    return saved
 
 
 def _best_checkpoint(run_folder: Path) -> Path:
@@ -167,20 +167,20 @@ def _best_checkpoint(run_folder: Path) -> Path:
     return best.checkpoint
 
 
-def runs_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
+def run_folders(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
     """Return the folders of this user's runs of a recipe; if `run_name` is not empty, of the runs with that
     name."""
     folders = []
     for path in runs_dir.glob(f"*/{names.SETTINGS}"):
         # Another user's run is used only if the settings name its folder.
         if path.parent.lstat().st_uid == os.geteuid():
-            train = _settings_in(path)
+            train = _read_train_table(path)
             if train.get("recipe") == recipe and run_name in ("", train.get("run_name")):
                 folders.append(path.parent)
     return folders
 
 
-def _settings_in(run_toml: Path) -> Mapping[str, Any]:
+def _read_train_table(run_toml: Path) -> Mapping[str, Any]:
     """Read the training settings in a run.toml without validating them; empty if they cannot be read."""
     try:
         return dict(read_tables(run_toml)["train"])
@@ -199,18 +199,18 @@ def _age(checkpoint: Path) -> tuple[float, int]:
         return checkpoint.stat().st_mtime if checkpoint.exists() else 0.0, step
 
 
-def _run_of(checkpoint: Path) -> Path:
+def _run_folder(checkpoint: Path) -> Path:
     return checkpoint.parents[1]
 
 
 def _damaged(checkpoint: Path, what: str) -> str:
-    return f"checkpoint {checkpoint.name} of {_run_of(checkpoint).name} is damaged ({what})"
+    return f"checkpoint {checkpoint.name} of {_run_folder(checkpoint).name} is damaged ({what})"
 
 
 def _way_out(candidates: list[Path]) -> str:
     """Return advice where all candidates are damaged: an intact checkpoint of the same run, or else what to
     do without one."""
-    run_folder = _run_of(candidates[0])
+    run_folder = _run_folder(candidates[0])
     whole = checkpoint_files.newest_whole(run_folder).checkpoint
     if whole is not None:
         return f"The newest whole one of this run: resume={str(whole)!r}"

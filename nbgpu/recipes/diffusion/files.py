@@ -87,7 +87,7 @@ class Case:
         return len(files) == 1 and None not in files
 
 
-def ending_of(case: Case, kind: str) -> str:
+def file_ending(case: Case, kind: str) -> str:
     """Return the ending of a new file with a modality of the case: as '-t1c.nii.gz', or as '_t1ce.nii.gz' if
     '_' is before the modality in the names of the other files."""
     paths = [path for name, path in case.files.items() if name in MODALITIES]
@@ -287,7 +287,7 @@ def modalities(case: Case) -> dict[str, Modality]:
             volume, title = loaded[path], str(path)
             if case.is_in_one_file:
                 volume, title = volume[_CHANNELS[name]][None], f"{path}, {name}"
-            limits = limits_of(volume, title)
+            limits = intensity_limits(volume, title)
             by_name[name] = Modality(scaled(volume, *limits), volume != 0, limits)
         except READ_ERRORS as error:
             problems.append(_damaged(path, error))
@@ -298,7 +298,7 @@ def modalities(case: Case) -> dict[str, Modality]:
     return by_name
 
 
-def limits_of(volume: Tensor, name: str) -> tuple[float, float]:
+def intensity_limits(volume: Tensor, name: str) -> tuple[float, float]:
     """Return the 1st and the 99th percentile of the nonzero voxels of a volume.
 
     Args:

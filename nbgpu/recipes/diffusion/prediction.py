@@ -12,7 +12,7 @@ from torch import Tensor
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.volumes import save_like
 from nbgpu.engine.workload.recipe import Predicted
-from nbgpu.recipes.diffusion.files import Case, Cube, Modality, ending_of
+from nbgpu.recipes.diffusion.files import Case, Cube, Modality, file_ending
 
 _NUM_GENERATED = 8
 
@@ -39,7 +39,7 @@ def write_prediction(
     brain = torch.stack([modality.is_brain for modality in given.values()]).any(dim=0)
     covered = cube.placed(torch.ones_like(image), 0.0) > 0
     intensities = (cube.placed(image, -1.0).clamp(-1, 1) + 1) / 2 * (high - low) + low
-    path = stem.with_name(stem.name + ending_of(case, target))
+    path = stem.with_name(stem.name + file_ending(case, target))
     save_like(torch.where(brain & covered, intensities, 0.0), case.files[next(iter(given))], path)
     values = {"low": round(low, 4), "high": round(high, 4)}
     if outside := float((brain & ~covered).sum() / brain.sum()):
@@ -55,7 +55,7 @@ def write_generated(target: str, image: Tensor, stem: Path) -> Predicted:
     return Predicted({}, [path])
 
 
-def number_of(name: str) -> int:
+def noise_number(name: str) -> int:
     """Return a number for the noise of a case that follows from its name alone, so that it does not depend on
     the other cases in the folder."""
     return zlib.crc32(name.encode())

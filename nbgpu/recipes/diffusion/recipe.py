@@ -342,7 +342,7 @@ class Diffusion:
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Sample the modality of a case and write it on the case's grid. The case's row of the table has the
         `quality` too if the case has the true modality."""
-        target, numbers = self.config.target, [prediction.number_of(str(sample["name"]))]
+        target, numbers = self.config.target, [prediction.noise_number(str(sample["name"]))]
         data = self.decoded([sample], with_masks=True)
         image = self._sampled(model, device, data["condition"], numbers)[0]
         if "generated" in sample:
@@ -350,12 +350,12 @@ class Diffusion:
         else:
             case = _case(sample)
             given = {name: one for name, one in files.modalities(case).items() if name != target}
-            cube = self._prepare().cube_of({name: one.image for name, one in given.items()})
+            cube = self._prepare().brain_cube({name: one.image for name, one in given.items()})
             predicted = prediction.write_prediction(case, given, target, cube, image, stem)
         if "target" not in data:
             return predicted
-        (known,) = quality(image[None], data["target"], data["brain"], data.get("label"))
-        return replace(predicted, values={**known, **predicted.values})
+        (measures,) = quality(image[None], data["target"], data["brain"], data.get("label"))
+        return replace(predicted, values={**measures, **predicted.values})
 
     def _pictures(self, data: dict[str, Tensor], sampled: Tensor) -> dict[str, str]:
         """Draw the middle slices of the first cases: the given modalities, the true and the sampled one, and
@@ -467,7 +467,7 @@ class _Prepare(Transform):
         case = _case(item)
         volumes = files.images(case)
         label = files.label(case)
-        cube = self.cube_of({name: image for name, image in volumes.items() if name != self.target})
+        cube = self.brain_cube({name: image for name, image in volumes.items() if name != self.target})
         images = {name: cube.cut(image, -1.0, "trilinear") for name, image in volumes.items()}
         # Voxels outside the brain are 0 in all files, which is -1 here. The darkest hundredth of the brain is
         # -1 too, but a voxel is hardly among it in all modalities.
@@ -477,7 +477,7 @@ class _Prepare(Transform):
             images["label"] = cube.cut(label.float(), 0.0, "nearest").long()
         return images
 
-    def cube_of(self, given: Mapping[str, Tensor]) -> Cube:
+    def brain_cube(self, given: Mapping[str, Tensor]) -> Cube:
         """Return the cube around the brain in the given modalities, each (1, D, H, W).
 
         The target must not be among them: a new case may lack it, and would get another cube than in

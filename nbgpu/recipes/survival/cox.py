@@ -61,12 +61,12 @@ class _Gathered(torch.autograd.Function):
     """Gathers (K, N) of each rank into (K, N * world size), with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
+    def forward(ctx: Any, local: Tensor) -> Tensor:
         """Gather (K, N) into (K, N * world size), in order of rank."""
         # torch.distributed.all_gather has no gradient.
-        ctx.num_own = own.shape[1]
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own)
+        ctx.num_own = local.shape[1]
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, local)
         return torch.cat(parts, dim=1)
 
     @staticmethod

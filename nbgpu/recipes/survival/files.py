@@ -261,17 +261,17 @@ class _Reading:
         return without_parent_steps(self._path.parent / Path(line[self._image]).expanduser())
 
 
-def _problems_of_all(found: Sequence[tuple[int, PatientRow]], fold: str) -> Iterator[str]:
+def _problems_of_all(numbered_rows: Sequence[tuple[int, PatientRow]], fold: str) -> Iterator[str]:
     """Yield the problems of rows that are valid individually but not together, such as an image that two rows
     name, or a part without an event.
 
     Args:
-        found: (number of the line, row) of each valid line.
+        numbered_rows: (number of the line, row) of each valid line.
         fold: the heading of the column with the parts; empty for none.
     """
     lines_of: dict[Path, list[int]] = {}
     parts_of: dict[str, dict[str, list[int]]] = {}
-    for number, row in found:
+    for number, row in numbered_rows:
         lines_of.setdefault(row.image, []).append(number)
         parts_of.setdefault(row.patient, {}).setdefault(row.part, []).append(number)
     for image, numbers in lines_of.items():
@@ -281,29 +281,29 @@ def _problems_of_all(found: Sequence[tuple[int, PatientRow]], fold: str) -> Iter
         if len(parts) > 1:
             places = "; ".join(f"{part} in line {', '.join(map(str, n))}" for part, n in parts.items())
             yield f"patient {patient!r} is in several parts of {fold}: {places}"
-    named = {row.part for _, row in found}
-    if fold and found and not named & {"validation", "test"}:
+    named = {row.part for _, row in numbered_rows}
+    if fold and numbered_rows and not named & {"validation", "test"}:
         yield f"no row is held out in {fold}"
     for part in sorted({"training", *named}) if fold else ("",):
-        rows = [row for _, row in found if row.part == part]
+        rows = [row for _, row in numbered_rows if row.part == part]
         among = f" of {part} in {fold}" if fold else ""
-        if found and not rows:
+        if numbered_rows and not rows:
             yield f"no row is{among}"
-        elif found and not any(row.event for row in rows):
+        elif numbered_rows and not any(row.event for row in rows):
             yield f"none of the {len(rows)} rows{among} has the event: nothing can be learned or measured"
-    times = {row.time for _, row in found}
-    if len(found) > 1 and len(times) == 1:
+    times = {row.time for _, row in numbered_rows}
+    if len(numbered_rows) > 1 and len(times) == 1:
         yield f"all times are {times.pop():g}, so that nobody comes before anybody else"
 
 
-def _problems_of_unit(found: Sequence[tuple[int, PatientRow]]) -> Iterator[str]:
+def _problems_of_unit(numbered_rows: Sequence[tuple[int, PatientRow]]) -> Iterator[str]:
     """Yield a message if there is a gap of more than a factor of 10 between neighbouring times, with at least
     3 rows and a tenth of all rows on each side: probably some times are in days and others in years.
 
     Args:
-        found: (number of the line, row) of each valid line.
+        numbered_rows: (number of the line, row) of each valid line.
     """
-    in_order = sorted((row.time, number) for number, row in found)
+    in_order = sorted((row.time, number) for number, row in numbered_rows)
     margin = max(3, math.ceil(_SHARE * len(in_order)))
     for first in range(margin, len(in_order) - margin + 1):
         below, above = in_order[first - 1][0], in_order[first][0]

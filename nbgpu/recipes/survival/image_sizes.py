@@ -18,7 +18,7 @@ _MULTIPLE = 8
 _SCALES = (1.0, 0.75, 0.5, 0.375, 0.25)
 
 
-def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool) -> list[Proposal]:
+def propose_sizes(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool) -> list[Proposal]:
     """Propose sizes in the proportions of the median volume, the largest first.
 
     The median is taken for each axis separately. The largest size is the median, made smaller if it has more
@@ -38,10 +38,10 @@ def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool
     max_voxels = _MAX_VOXELS_ON_GPU if on_gpu else _MAX_VOXELS_ON_CPU
     largest = median * min(1.0, (max_voxels / median.prod()) ** (1 / 3))
     sizes = dict.fromkeys(_rounded(largest * scale) for scale in _SCALES)
-    why = f"the median of {len(shapes)} volumes is {shape_in_words([round(n) for n in median])}"
+    reason = f"the median of {len(shapes)} volumes is {shape_in_words([round(n) for n in median])}"
     if spacing_mm:
-        why += f" at {shape_in_words(spacing_mm)} mm"
-    return [Proposal({"image_size": size}, why) for size in sizes]
+        reason += f" at {shape_in_words(spacing_mm)} mm"
+    return [Proposal({"image_size": size}, reason) for size in sizes]
 
 
 def _rounded(size: NDArray[np.float64]) -> Shape:

@@ -65,7 +65,7 @@ class Patients:
         return Parts(self.training, list(self.items[self.num_training : end]), list(self.items[end:]))
 
 
-def patients_of(config: SurvivalConfig) -> Patients:
+def load_patients(config: SurvivalConfig) -> Patients:
     """Return the patients of a run, the same on every rank: generated, or read from the CSV file `data` and
     divided by its column `fold` or at random, with features standardised by those of the training patients.
 

@@ -111,10 +111,10 @@ def cut_in_words(items: Sequence[Item], config: SurvivalConfig) -> str:
     )
     # A difference of one voxel may be due to rounding.
     num_cut = int((extents_mm > kept_mm + config.spacing_mm).any(axis=1).sum())
-    words = f"voxels of {shape_in_words(config.spacing_mm)} mm: the middle {shape_in_words(kept_mm)} mm of each volume"
+    sentence = f"voxels of {shape_in_words(config.spacing_mm)} mm: the middle {shape_in_words(kept_mm)} mm of each volume"
     if not num_cut:
-        return f"{words}, and none of the {len(looked_at)} that were looked at is larger"
+        return f"{sentence}, and none of the {len(looked_at)} that were looked at is larger"
     return (
-        f"{words}. {num_cut} of the {len(looked_at)} that were looked at lose their edges: they are up to "
+        f"{sentence}. {num_cut} of the {len(looked_at)} that were looked at lose their edges: they are up to "
         f"{shape_in_words(extents_mm.max(axis=0).round())} mm"
     )

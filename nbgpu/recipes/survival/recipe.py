@@ -39,10 +39,10 @@ from nbgpu.recipes.survival.baselines import (
 from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
-from nbgpu.recipes.survival.image_sizes import sizes_for
+from nbgpu.recipes.survival.image_sizes import propose_sizes
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
-from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
+from nbgpu.recipes.survival.patients import Patients, Scale, load_patients
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
 from nbgpu.recipes.survival.prepare import Prepare, cut_in_words
@@ -76,7 +76,7 @@ class Survival:
 
     @cached_property
     def _patients(self) -> Patients:
-        return patients_of(self.config)
+        return load_patients(self.config)
 
     # ---- data ----
 
@@ -143,7 +143,7 @@ class Survival:
     def proposals(self, on_gpu: bool) -> list[Proposal]:
         """Propose sizes to which the volumes are resized, in the proportions of the median volume, the
         largest first. A DataError has a line for each bad row or file."""
-        return sizes_for([item["image"] for item in self._patients.items], self.config.spacing_mm, on_gpu)
+        return propose_sizes([item["image"] for item in self._patients.items], self.config.spacing_mm, on_gpu)
 
     def _steps(self) -> Compose:
         """Return the transform that decodes a patient's Item."""
@@ -258,10 +258,10 @@ class Survival:
         patients = self._patients
         if not (reported := patients.parts.reported):
             return []
-        fitted_on = (patients.items[number] for number in self._fitted_on())
+        fitted_on = (patients.items[number] for number in self._fitted_numbers())
         return [*fitted_on, *reported[: self.config.num_evaluated(len(reported))]]
 
-    def _fitted_on(self, most: int = _MAX_FITTED) -> list[int]:
+    def _fitted_numbers(self, most: int = _MAX_FITTED) -> list[int]:
         """Return the numbers of at most `most` training patients, drawn at random with the seed of the split,
         so that every call draws the same."""
         shuffled = np.random.RandomState(self.config.split_seed).permutation(self._patients.num_training)
@@ -298,7 +298,7 @@ class Survival:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         if evaluated is None:
             evaluated = self.evaluate(model, device, self.samples_of_result())
-        num_fitted = len(self._fitted_on())
+        num_fitted = len(self._fitted_numbers())
         training = _Evaluated(self, evaluated[:num_fitted])
         held_out = _Evaluated(self, evaluated[num_fitted:])
         # The scores of each method for (training, held-out) patients.
@@ -406,7 +406,7 @@ class Survival:
         gone, so that a model can be used elsewhere."""
         if self._explain_no_training_patients():
             return []
-        return [self._patients.items[number] for number in self._fitted_on(_MAX_REFERENCES)]
+        return [self._patients.items[number] for number in self._fitted_numbers(_MAX_REFERENCES)]
 
     def _explain_no_training_patients(self) -> str:
         """Return why the training patients cannot be read, as on a machine without the training data; empty
@@ -573,5 +573,5 @@ def _describe_events(num_events: int, num_micro_batches: int) -> str:
             f"{num_events} events in an epoch of {num_micro_batches} micro-batches: one each in {num_events} of them, and "
             "the others learn nothing. With a larger batch_size they are fewer"
         )
-    each = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
-    return f"{num_events} events in an epoch: {each} in each micro-batch of all ranks together"
+    share = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
+    return f"{num_events} events in an epoch: {share} in each micro-batch of all ranks together"
