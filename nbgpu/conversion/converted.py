@@ -223,10 +223,6 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
-    def has_table(self, prefix: str) -> bool:
-        """Return whether values of this table remain."""
-        return any(key.startswith(f"{prefix}.") for key in self._values)
-
     def take(self, key: str, default: Any = None) -> Any:
         """Remove the value of a key and return it; return the default if there is none."""
         return self._values.pop(key, default)
