@@ -133,12 +133,12 @@ def _network(result: Converted, size: int | None) -> None:
 def _diffusion(result: Converted) -> None:
     """Convert the table `diffusion`, the noise schedule."""
 
-    def known(value: Any) -> str:
+    def as_betas(value: Any) -> str:
         if not isinstance(value, str) or value not in _BETAS:
             raise ValueError(f"is not known; known are {', '.join(_BETAS)}")
         return _BETAS[value]
 
-    betas = result.take("diffusion.beta_schedule", "betas", convert=known)
+    betas = result.take("diffusion.beta_schedule", "betas", convert=as_betas)
     for name in ("beta_start", "beta_end"):
         if betas == "cosine":
             result.leave(f"diffusion.{name}", "the cosine schedule has none")
@@ -188,7 +188,7 @@ def _optimizer(result: Converted) -> None:
 
 def _sampling(result: Converted) -> None:
     """Convert the table `sampling`: the times that are visited, and the noise."""
-    # By Fast-DDPM's name. Its 'uniform' begins at 0 and does not visit the last time.
+    # The setting by Fast-DDPM's name. Its 'uniform' begins at time 0 and does not visit the last time.
     spacings = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
 
     def as_spacing(value: Any) -> str:

@@ -122,6 +122,7 @@ def _wrong_paths(config: TrainConfig) -> Iterator[str]:
 
 
 def _is_special(path: Path) -> bool:
+    """Return whether a path is that of a pipe, a device or the like."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
 

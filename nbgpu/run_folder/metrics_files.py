@@ -242,6 +242,7 @@ class MetricsWriter:
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
 
         def emptied(name: str, _: int) -> Sink:
+            """Remove a file, and return the sink that writes it again."""
             (self._folder / name).unlink(missing_ok=True)
             return MetricsFile(self._folder, self._epoch) if name == METRICS else EpochsFile(self._folder)
 

@@ -414,5 +414,6 @@ class Cube:
 
 
 def _plain(image: Any) -> Tensor:
+    """Return an image as a tensor without MONAI's metadata."""
     tensor: Tensor = convert_to_tensor(image, track_meta=False)
     return tensor

@@ -135,6 +135,7 @@ class Diffusion:
             raise DataError("\n".join(problems))
 
     def _steps(self, with_masks: bool = False) -> Compose:
+        """Return the transform that decodes a case's Item, as the loaders take it."""
         return Compose([self._prepare(with_masks)])
 
     def _prepare(self, with_masks: bool = False) -> _Prepare:

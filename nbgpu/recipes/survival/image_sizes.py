@@ -45,5 +45,6 @@ def propose_sizes(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: 
 
 
 def _rounded(size: NDArray[np.float64]) -> Shape:
+    """Return a size in voxels (3,) with its edges rounded to multiples of _MULTIPLE, but not to 0."""
     first, second, third = (max(1, round(n / _MULTIPLE)) * _MULTIPLE for n in size)
     return first, second, third

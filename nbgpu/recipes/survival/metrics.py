@@ -37,6 +37,7 @@ class Steps:
         return self._value(np.searchsorted(self.times, when, side="left"))
 
     def _value(self, num_steps: NDArray[np.intp]) -> Floats:
+        """Return the function's values after so many of its steps."""
         return np.concatenate(([self.start], self.values))[num_steps]
 
 

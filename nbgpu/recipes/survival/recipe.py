@@ -76,6 +76,7 @@ class Survival:
 
     @cached_property
     def _patients(self) -> Patients:
+        """The patients of the run; DataError has a line for each bad row or file of the table."""
         return load_patients(self.config)
 
     # ---- data ----
@@ -553,6 +554,8 @@ def _explain_unknown(when: Floats, observed: Steps) -> str:
 
 @torch.no_grad()
 def _scores(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the log hazards of a batch, (N,). The forward pass of DDP is left out, because it may call
+    collectives, and the ranks have different numbers of batches."""
     network = model.module if isinstance(model, DistributedDataParallel) else model
     return at_least_float32(network(batch["image"], batch["features"]))
 
