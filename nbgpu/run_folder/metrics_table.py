@@ -116,9 +116,8 @@ class MetricsTable:
         too, until they are measured again."""
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
-                values = {**sample.values, **self._measured[sample.rank]}
-                for moment in STEP_MOMENTS:
-                    values.pop(moment, None)
+                values = {n: value for n, value in sample.values.items() if n not in STEP_MOMENTS}
+                values |= self._measured[sample.rank]
                 row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row
             self._reached[sample.rank] = sample.step

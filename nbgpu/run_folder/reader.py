@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -206,14 +207,11 @@ class Reader:
         with self._lock:
             num_behind = source.num_taken - count
             if num_behind <= len(source.newest):
-                first = len(source.newest) - num_behind
-                last = min(len(source.newest), first + WINDOW)
-                return [source.newest[i] for i in range(first, last)]
-            # The file is read from the last record before `count` whose offset was noted.
+                begin = len(source.newest) - num_behind
+                return list(islice(source.newest, begin, begin + WINDOW))
+            # The file is read between the noted offsets before and after record number `count`.
             index = count // WINDOW
-            begin_bytes = source.places_bytes[index]
-            is_last = index + 1 == len(source.places_bytes)
-            end_bytes = source.offset_bytes if is_last else source.places_bytes[index + 1]
+            begin_bytes, end_bytes, *_ = (*source.places_bytes[index : index + 2], source.offset_bytes)
         with lines.open_file(source.path) as file:
             file.seek(begin_bytes)
             read = lines.whole(file.read(end_bytes - begin_bytes))[count - index * WINDOW :]
