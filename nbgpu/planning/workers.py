@@ -10,6 +10,7 @@ from pathlib import Path
 from nbgpu.config import TrainConfig
 from nbgpu.machine import numa
 from nbgpu.machine.cgroups import cpu_quota
+from nbgpu.text.ranks import count_of_ranks
 
 MAX_WORKERS = 4
 """The most workers that are chosen automatically for a rank. More rarely help, because the disk becomes the
@@ -62,7 +63,8 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
             f"/dev/shm has {host.shared_bytes // 1024**2} MiB, and what workers decode passes through it; for "
             "workers give it at least 256 MiB (docker run --shm-size=1g)",
         )
-    cores = f"{_count(host.num_cores, 'core')} for {_count(host.num_ranks, 'rank')} leave"
+    plural = "s" if host.num_cores != 1 else ""
+    cores = f"{host.num_cores} core{plural} for {count_of_ranks(host.num_ranks)} leave"
     num_left = host.num_cores // host.num_ranks - 1
     if num_left < 1:
         return Workers(0, f"{cores} none for workers")
@@ -96,7 +98,3 @@ def this_host(world_size: int) -> HostResources:
     num_cores, num_sharing = min(shares, key=lambda share: share[0] / share[1])
     shared = Path("/dev/shm")
     return HostResources(num_cores, num_sharing, shutil.disk_usage(shared).total if shared.is_dir() else None)
-
-
-def _count(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' if count != 1 else ''}"
