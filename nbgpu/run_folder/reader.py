@@ -267,11 +267,10 @@ class Reader:
         poller = zmq.Poller()
         try:
             while not self._closing.is_set():
+                # Connect to ranks that have begun, and to those that may have replaced a silent rank.
                 for source in self._sources:
-                    if (
-                        source.socket is None
-                        or time.monotonic() - source.heard_mono_s > 2 * HEARTBEAT_PERIOD_S
-                    ):
+                    silent_s = time.monotonic() - source.heard_mono_s
+                    if source.socket is None or silent_s > 2 * HEARTBEAT_PERIOD_S:
                         with _reporting(source):
                             self._connect(context, poller, source)
                 if all(source.socket is None for source in self._sources):
@@ -281,13 +280,14 @@ class Reader:
                     source = next(s for s in self._sources if s.socket is socket)
                     with _reporting(source):
                         self._receive(source)
+                # Records of ranks on other hosts, which `hear` has got.
                 while self._heard:
                     heard, batch = self._heard.popleft()
                     with _reporting(heard):
                         if not self._take(heard, batch, is_file=False):
                             self._read_file(heard)
                 for source in self._sources:
-                    # A subscriber that comes late misses messages without knowing: look at the file as well.
+                    # A late subscriber misses messages without noticing, so that the file is read as well.
                     if time.monotonic() - source.read_mono_s > 1.0:
                         with _reporting(source):
                             self._read_file(source)
@@ -394,24 +394,21 @@ class Reader:
         damaged_lines: list[int] = []
         torn_lines: list[int] = []
         num_taken, offset_bytes, shift = source.num_taken, source.offset_bytes, source.shift
-        complete = True
+        is_complete = True
         for line in lines.whole(batch):
             record = parse_or_mark(source.rank, line, num_taken)
             is_damage = isinstance(record, Event) and record.kind == DAMAGE
-            if is_damage and is_file:
+            expected_seq = num_taken + shift
+            if is_file and is_damage:
                 damaged_lines.append(num_taken + 1)
-            elif is_damage:
-                complete = False
+            elif is_file and record.seq != expected_seq:
+                shift = record.seq - num_taken
+                torn_lines.append(num_taken + 1)
+            elif not is_file and (is_damage or record.seq > expected_seq):
+                is_complete = False
                 break
-            elif record.seq != num_taken + shift:
-                if is_file:
-                    shift = record.seq - num_taken
-                    torn_lines.append(num_taken + 1)
-                elif record.seq < num_taken + shift:
-                    continue
-                else:
-                    complete = False
-                    break
+            elif not is_file and record.seq < expected_seq:
+                continue
             if num_taken % WINDOW == 0:
                 places_bytes.append(offset_bytes)
             num_taken += 1
@@ -441,4 +438,4 @@ class Reader:
                     else:
                         # Another process has taken the rank's place; the values are of the earlier one.
                         source.values.clear()
-        return complete
+        return is_complete
