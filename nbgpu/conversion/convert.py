@@ -10,21 +10,22 @@ from nbgpu.conversion import fast_ddpm, latent_diffusion
 from nbgpu.conversion.converted import SUFFIXES, Converted, Keys, read
 from nbgpu.errors import ConfigError
 
-_KNOWN = (
-    (latent_diffusion.TABLES, latent_diffusion.convert),
-    (fast_ddpm.TABLES, fast_ddpm.convert),
-)
-"""The tables of each tool's files, and the function that converts them."""
+_TOOLS = (latent_diffusion, fast_ddpm)
+"""The module for each tool, with the TABLES of the tool's files and the function `convert`."""
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a file for --config is another tool's, by its ending."""
+    """Return whether a file for --config is another tool's, by its suffix."""
     return path.suffix in SUFFIXES
 
 
 def write(converted: Converted, path: Path) -> None:
-    """Write the settings as a TOML file; ConfigError where there is a file already or none can be written."""
-    # A file's name, which the text repeats, may hold bytes that are no UTF-8.
+    """Write the settings as a TOML file.
+
+    Raises:
+        ConfigError: the path exists already, or the file cannot be written.
+    """
+    # The text has the names of the converted files, which may contain bytes that are not UTF-8.
     content = converted.to_toml().encode("utf-8", errors="backslashreplace")
     try:
         with path.open("xb") as file:
@@ -32,7 +33,7 @@ def write(converted: Converted, path: Path) -> None:
                 file.write(content)
                 file.flush()
             except OSError:
-                path.unlink()  # half of it would keep the next try from writing
+                path.unlink()  # a part of the file would make the next call fail
                 raise
     except FileExistsError:
         raise ConfigError(f"{path} is there already. Name another file, or remove it") from None
@@ -44,13 +45,13 @@ def convert(paths: Sequence[Path], data: str = "", network: str = "") -> Convert
     """Return the settings that configuration files of another tool describe.
 
     Args:
-        paths: the configuration, and further files whose values belong to it, such as environment.json.
-        data: the data to train on, in place of what the files say.
-        network: a local file for the autoencoder's perceptual_network.
+        paths: the configuration, and further files with values that belong to it, such as environment.json.
+        data: the data to train on, in place of those in the files; empty for those.
+        network: a local file for the autoencoder's perceptual_network; empty for none.
 
     Raises:
-        ConfigError: a file cannot be read, they are of no tool that is known, or their values are no valid
-            settings; the message has all that is wrong.
+        ConfigError: a file cannot be read, the files are those of no known tool, or their values are not
+            valid settings; the message has all problems.
     """
     problems: list[str] = []
     contents: list[dict[str, Any]] = []
@@ -63,10 +64,10 @@ def convert(paths: Sequence[Path], data: str = "", network: str = "") -> Convert
         raise ConfigError("\n".join(problems))
     names = " and ".join(map(str, paths))
     tables = {name for content in contents for name in content}
-    for of_tool, convert_files in _KNOWN:
-        if tables & {*of_tool}:
-            result = convert_files(Keys(*contents), names, data, network)
-            result.config()
+    for tool in _TOOLS:
+        if tables & {*tool.TABLES}:
+            result: Converted = tool.convert(Keys(*contents), names, data, network)
+            result.config()  # raises ConfigError for settings that are not valid
             return result
     raise ConfigError(
         f"{names}: not the files of a tool that can be converted. Known are MONAI's tutorial 3d_ldm (with "

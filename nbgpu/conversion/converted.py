@@ -1,4 +1,4 @@
-"""Settings that come from another tool's JSON and YAML files, and their TOML file."""
+"""Settings that are converted from another tool's JSON and YAML files, and the TOML file made of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from nbgpu.errors import ConfigError
 
 _WIDTH = 110
 
-
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""A number that YAML 1.1 takes for text unless it has a point and a sign: 1e-5."""
+"""Numbers such as 1e-5. YAML 1.1 reads them as text, unless they have a point and a sign, as in 1.0e-5."""
 SUFFIXES = (".json", ".yml", ".yaml")
 _REFERENCE = re.compile(r"\$?@(\w+)")
-"""How MONAI's bundles refer to another value of the file: '@latent_channels', '$@image_channels'."""
+"""A reference to another value of the file, as in MONAI's bundles: '@latent_channels', '$@image_channels'."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +32,30 @@ class _Setting:
 
     value: Any
     origin: str
-    """The key that it comes from, or why it has this value."""
+    """The key that the value comes from, or the reason for the value."""
 
 
 class Converted:
-    """The settings of a recipe with the origin of each, and the values that could not become settings.
+    """The settings of a recipe with the origin of each, and the values that did not become settings.
 
     Args:
         recipe: the recipe's name.
         keys: the values of the files.
-        names: the files' names, as one text for messages.
+        names: the names of the files as one text, for messages.
     """
 
     def __init__(self, recipe: str, keys: Keys, names: str) -> None:
-        """Begin with no setting and no remark."""
+        """Begin without settings and notes."""
         self.recipe = recipe
         self.keys = keys
         self.names = names
         self.left_out: list[str] = []
         """A sentence for each value that did not become a setting, with the reason."""
         self.the_same: list[str] = []
-        """The keys with values that cannot be set and are what nbgpu does anyway, as 'key = value'."""
+        """'key = value' for each value that is no setting of nbgpu, but what nbgpu always does."""
         self.offered: list[str] = []
-        """Lines of TOML, written as comments, which need something that only the user has, such as a path."""
+        """Lines of TOML that are written as comments, because the user has to complete them, as with a
+        path."""
         self._settings: dict[str, _Setting] = {}
 
     def set(self, setting: str, value: Any, origin: str) -> None:
@@ -70,32 +70,32 @@ class Converted:
         Args:
             key: the key.
             setting: the setting.
-            remark: what differs.
-            convert: returns the setting's value for the key's; raises ValueError with the reason if there is
-                none.
+            remark: the difference between the setting and the key, for the comment on the setting.
+            convert: a function that returns the setting's value for the key's value, and raises ValueError
+                with the reason if there is none.
 
         Returns:
-            The setting's value; None if it did not get one.
+            The setting's value; None if the setting was not given one.
         """
         if key not in self.keys:
             return None
         value = self.keys.take(key)
         try:
-            found = convert(value)
+            converted = convert(value)
         except ValueError as error:
             self.left_out.append(f"{key} = {in_words(value)}: {error}")
             return None
-        changed = "" if found == value else f" = {in_words(value)}"
-        self.set(setting, found, f"{key}{changed}" + (f"; {remark}" if remark else ""))
-        return found
+        changed = "" if converted == value else f" = {in_words(value)}"
+        self.set(setting, converted, f"{key}{changed}" + (f"; {remark}" if remark else ""))
+        return converted
 
     def leave(self, key: str, reason: str) -> None:
-        """Note that a key's value becomes no setting, with the reason, if the files have the key."""
+        """If the files have the key, note that its value does not become a setting, with the reason."""
         if key in self.keys:
             self.left_out.append(f"{key} = {in_words(self.keys.take(key))}: {reason}")
 
     def leave_all(self, prefix: str, reason: str) -> None:
-        """Note that no value of a table becomes a setting, with the reason, if the files have the table."""
+        """If the files have the table, note that none of its values becomes a setting, with the reason."""
         if values := self.keys.take_all(prefix):
             listed = ", ".join(
                 f"{name} = {in_words(value)}" if name else in_words(value) for name, value in values.items()
@@ -103,8 +103,8 @@ class Converted:
             self.left_out.append(f"{prefix} ({listed}): {reason}")
 
     def note_fixed(self, key: str, *values: Any, otherwise: str) -> None:
-        """Note a key as equal to nbgpu's behaviour if it has one of these values, and as left out
-        otherwise."""
+        """If the files have the key, note that nbgpu behaves the same, if the value is one of `values`; else
+        note the value as left out, with `otherwise` as the reason."""
         if key in self.keys:
             value = self.keys.take(key)
             if value in values:
@@ -114,21 +114,25 @@ class Converted:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The settings' values."""
+        """The values by setting."""
         return {name: setting.value for name, setting in self._settings.items()}
 
     def config(self) -> TrainConfig:
-        """Return the checked settings. A ConfigError names the keys of the files, too."""
+        """Return the validated settings.
+
+        Raises:
+            ConfigError: settings are not valid; the message has the origin of each setting that it names.
+        """
         try:
             return train_config(self.recipe, **self.values)
         except ConfigError as error:
-            told = str(error)
-            from_keys = [
+            problems = str(error)
+            origins = [
                 f"{name} is from {setting.origin}"
                 for name, setting in self._settings.items()
-                if re.search(rf"\b{name}\b", told)
+                if re.search(rf"\b{name}\b", problems)
             ]
-            raise ConfigError("\n".join([f"{self.names}:", told, *from_keys])) from None
+            raise ConfigError("\n".join([f"{self.names}:", problems, *origins])) from None
 
     def notes(self) -> list[str]:
         """Return lines about all values that did not become a setting."""
@@ -160,7 +164,7 @@ class Converted:
 
 
 def _with_comment(line: str, comment: str) -> str:
-    """Return a line of TOML with a comment behind it, or above it if both are too long for one line."""
+    """Return a line of TOML with a comment at its end, or above it if both are too long for one line."""
     comment = " ".join(comment.split())
     if len(line) + len(comment) + 4 > _WIDTH:
         return f"# {comment}\n{line}\n"
@@ -174,10 +178,10 @@ def _toml(value: Any) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a .json, .yml or .yaml file, which may have comments and trailing commas.
+    """Return the content of a .json, .yml or .yaml file. JSON may have comments and trailing commas.
 
     Raises:
-        ConfigError: the file cannot be read, or is no table of names and values.
+        ConfigError: the file cannot be read, or is not a mapping with names as keys.
     """
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
@@ -192,11 +196,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class Keys:
-    """The values of files by their keys, such as 'autoencoder_train.lr'. Each is taken once, so that the
-    values that remain are those that no conversion knows.
+    """The values of files by their keys, such as 'autoencoder_train.lr'. A conversion takes the values that
+    it knows, so that the unknown ones remain.
 
-    A value such as '@latent_channels' refers to another one, as in MONAI's bundles, which is then taken with
-    it.
+    A value such as '@latent_channels' is a reference to another value, as in MONAI's bundles, and is replaced
+    by that value, which is then not taken again.
 
     Args:
         contents: the contents of the files; a later file's value replaces that of an earlier one.
@@ -219,27 +223,22 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
-    def has_table(self, prefix: str) -> bool:
-        """Whether the files have values below a key."""
-        return any(key.startswith(f"{prefix}.") for key in self._values)
-
     def take(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key and remove it; the default if there is none."""
+        """Remove the value of a key and return it; return the default if there is none."""
         return self._values.pop(key, default)
 
     def take_all(self, prefix: str) -> dict[str, Any]:
-        """Return the remaining values of a table, by their keys below it, and remove them."""
+        """Remove the remaining values of a table, and return them by their keys in the table."""
         keys = [key for key in self._values if key == prefix or key.startswith(f"{prefix}.")]
         return {key.removeprefix(prefix).removeprefix("."): self._values.pop(key) for key in keys}
 
     def rest(self) -> dict[str, Any]:
-        """Return the values that were not taken."""
+        """Return the values that were not taken, by key."""
         return dict(self._values)
 
 
 def _with_numbers(value: Any) -> Any:
-    """Convert texts such as '1e-5' to numbers, which YAML 1.1 reads as text, in lists and tables at any
-    depth."""
+    """Return a value in which texts such as '1e-5', also in nested lists and tables, are numbers."""
     if isinstance(value, dict):
         return {name: _with_numbers(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -248,7 +247,7 @@ def _with_numbers(value: Any) -> Any:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by their keys joined with points; an empty table is a value."""
+    """Yield (keys joined with points, value) for each value in nested tables. An empty table is a value."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")

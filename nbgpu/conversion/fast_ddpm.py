@@ -1,5 +1,5 @@
-"""Converts the YAML files of Fast-DDPM for 3D volumes (configs/fast_ddpm_3d.yml), and the values that its
-script fixes."""
+"""Converts the YAML files of Fast-DDPM for 3D volumes (configs/fast_ddpm_3d.yml), and the values that are
+fixed in its script."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
     Args:
         keys: the values of the file.
         names: the file, for messages.
-        data: the data, which the file does not name; '' for none.
-        network: unused here; the loss has no other network.
+        data: the folder of the data, which the file does not have; empty for none.
+        network: a file for the perceptual loss, which is noted as left out: Fast-DDPM has none.
     """
     result = Converted("diffusion", keys, names)
-    # A folder that is not there is refused; without one the recipe would train on generated heads.
+    # A folder that does not exist is refused when training starts. Without a value of data, the recipe would
+    # train on generated heads.
     result.set(
         "data", data or "BraTS2023", "--data" if data else "which the file does not name: the folder of BraTS"
     )
@@ -49,7 +50,7 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
 
 
 def _cube(value: Any) -> int:
-    """Return the edge of a cubic volume; ValueError for volumes that are no cubes."""
+    """Return the edge of a cubic volume from its size; ValueError if it is not a cube."""
     edges = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not all(isinstance(edge, int) for edge in edges) or len({*edges}) != 1:
         raise ValueError("volumes are cubes here; see size")
@@ -57,8 +58,8 @@ def _cube(value: Any) -> int:
 
 
 def _data(result: Converted) -> int | None:
-    """Convert the table `data`. Return the edge in voxels of what the network gets: that of the crops if they
-    are cubes, else that of the volumes; None if neither is given as a cube."""
+    """Convert the table `data`. Return the edge in voxels of the network's input: that of the crops if the
+    file has them, else that of the volumes; None if neither is a cube."""
     result.note_fixed("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
     size: int | None = result.take(
         "data.crop_size", "size", "cut from the middle; the script cuts at random places", convert=_cube
@@ -77,18 +78,20 @@ def _data(result: Converted) -> int | None:
 
 
 def _network(result: Converted, size: int | None) -> None:
-    """Convert the table `model`. The channels of a resolution are the product of two keys, and GroupNorm has
-    the script's 32 groups where these divide all channels.
+    """Convert the table `model`. The channels of each resolution are the product of two keys. GroupNorm has
+    32 groups, as in the script, if 32 divides all channels.
 
     Args:
         result: gets the settings.
-        size: the edge of the volumes, from which the edges of the network's resolutions follow; None if not
-            known.
+        size: the edge of the network's input in voxels, which each resolution halves; None if not known.
     """
     result.leave("model.type", "one modality is made from the other three; see target")
     result.note_fixed("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
     result.note_fixed("model.out_ch", 1, otherwise="one modality comes out")
     channels = result.keys.take("model.ch")
+    if not isinstance(channels, int | None):
+        result.left_out.append(f"model.ch = {channels!r}: no whole number")
+        channels = None
     multiples = result.keys.take("model.ch_mult")
     if not (
         multiples is None or (isinstance(multiples, list) and all(isinstance(m, int) for m in multiples))
@@ -105,11 +108,11 @@ def _network(result: Converted, size: int | None) -> None:
         result.left_out.append(f"model.ch_mult = {multiples}: needs model.ch")
     result.take("model.num_res_blocks", "num_res_blocks")
     edges = [size // 2**level for level in range(len(multiples or ()))] if size else []
-    asked = result.keys.take("model.attn_resolutions") or ()
-    asked = asked if isinstance(asked, list) else [asked]
-    if there := [edge for edge in asked if edge in edges]:
-        result.set("attention_edges", there, "model.attn_resolutions")
-    if missing := [edge for edge in asked if edge not in edges]:
+    with_attention = result.keys.take("model.attn_resolutions") or []
+    with_attention = with_attention if isinstance(with_attention, list) else [with_attention]
+    if present := [edge for edge in with_attention if edge in edges]:
+        result.set("attention_edges", present, "model.attn_resolutions")
+    if missing := [edge for edge in with_attention if edge not in edges]:
         result.left_out.append(
             f"model.attn_resolutions = {in_words(missing)}: the network's resolutions have the edges {edges}"
         )
@@ -121,8 +124,7 @@ def _network(result: Converted, size: int | None) -> None:
     result.leave(
         "model.var_type", "DDIM's steps (eta) draw with no variance of their own; see sampler and variance"
     )
-    average = result.keys.take("model.ema", True)
-    if average:
+    if result.keys.take("model.ema", True):
         result.take("model.ema_rate", "ema_decay", "with model.ema")
     else:
         result.leave("model.ema_rate", "model.ema is false")
@@ -131,12 +133,12 @@ def _network(result: Converted, size: int | None) -> None:
 def _diffusion(result: Converted) -> None:
     """Convert the table `diffusion`, the noise schedule."""
 
-    def known(value: Any) -> str:
-        if value not in _BETAS:
+    def as_betas(value: Any) -> str:
+        if not isinstance(value, str) or value not in _BETAS:
             raise ValueError(f"is not known; known are {', '.join(_BETAS)}")
         return _BETAS[value]
 
-    betas = result.take("diffusion.beta_schedule", "betas", convert=known)
+    betas = result.take("diffusion.beta_schedule", "betas", convert=as_betas)
     for name in ("beta_start", "beta_end"):
         if betas == "cosine":
             result.leave(f"diffusion.{name}", "the cosine schedule has none")
@@ -186,7 +188,7 @@ def _optimizer(result: Converted) -> None:
 
 def _sampling(result: Converted) -> None:
     """Convert the table `sampling`: the times that are visited, and the noise."""
-    # By Fast-DDPM's name. Its 'uniform' begins at 0 and does not visit the last time.
+    # The setting by Fast-DDPM's name. Its 'uniform' begins at time 0 and does not visit the last time.
     spacings = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
 
     def as_spacing(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Converts the JSON files of MONAI's tutorial 3d_ldm, and of the guide for several GPUs that builds on it.
+"""Converts the JSON files of MONAI's tutorial 3d_ldm, and of the guide for several GPUs that is based on it.
 
-The tutorial's script is train_autoencoder.py; values that the script fixes become settings, too.
+Values that are fixed in the tutorial's script, train_autoencoder.py, become settings, too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ TABLES = ("autoencoder_def", "autoencoder_train")
 
 _OF_SECOND_STAGE = ("diffusion_def", "diffusion_train", "NoiseScheduler", "diffusion")
 _WARM_UP_EPOCHS = 6
-"""The script's discriminator takes part where the epoch, counted from 0, is above 5."""
+"""The script trains without the discriminator in epochs 0 to 5."""
 _ADVERSARIAL_WEIGHT = 0.01
 _SHARE_OF_SLICES = 0.2
 _IN_SCRIPT = "in the script"
 _WEIGHTS = "autoencoder.pt"
-"""The file in model_dir that the script begins with."""
+"""The file in model_dir with the weights from which the script resumes."""
 _SCHEDULES: dict[str, tuple[str, int | None]] = {
     "warmup_cosine": ("cosine", None),
     "cosine": ("cosine", 0),
     "constant": ("constant", 0),
     "none": ("constant", 0),
 }
-"""What the scheduler's names are here, with the steps of the warm-up; None for the default."""
+"""By the scheduler's name in the file: the setting `schedule`, and `warmup_steps`, where None stands for the
+default."""
 
 
 def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
@@ -37,8 +38,8 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
     Args:
         keys: the values of the configuration and, if there is one, of the environment file.
         names: the files, for messages.
-        data: the data, in place of the environment's data_base_dir; '' for that.
-        network: a local file for perceptual_network; '' for none.
+        data: the data, in place of data_base_dir in the environment file; empty for that.
+        network: a local file for perceptual_network; empty for none.
 
     Raises:
         ConfigError: the files are of another network.
@@ -57,14 +58,15 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
 
 
 def _environment(result: Converted, data: str) -> None:
-    """Convert the environment file: the folders of the data and of the results."""
+    """Convert the environment file, with the folders of the data and of the results."""
     if data:
         result.set("data", data, "--data")
         result.leave("data_base_dir", "--data is taken in its place")
     elif "data_base_dir" in result.keys:
         result.take("data_base_dir", "data", convert=_images)
     else:
-        # A folder that is not there is refused; without one the recipe would train on a template brain.
+        # A folder that does not exist is refused when training starts. Without a value of data, the recipe
+        # would train on a template brain.
         result.set(
             "data", "dataset", "which data_base_dir of environment.json names: the folder of the volumes"
         )
@@ -75,38 +77,36 @@ def _environment(result: Converted, data: str) -> None:
     result.leave(
         "output_dir", "the generated images; nbgpu predict RUN_FOLDER --data NEW --out FOLDER names its own"
     )
-    _beginning(result)
+    _first_weights(result)
 
 
-def _beginning(result: Converted) -> None:
-    """Set the weights with which a run begins: those that the script has left in model_dir, or nbgpu's own
-    checkpoint."""
-    weights = Path(str(result.values.get("runs_dir", ""))).expanduser() / _WEIGHTS
+def _first_weights(result: Converted) -> None:
+    """Convert `resume_ckpt`: the run begins with the script's weights in model_dir, or else with nbgpu's
+    newest checkpoint."""
     if "resume_ckpt" not in result.keys:
         return
-    if result.keys.take("resume_ckpt"):
-        if weights.is_file():
-            result.set(
-                "pretrained", str(weights), f"resume_ckpt = true; the script's {_WEIGHTS} in model_dir"
-            )
-            return
+    weights = Path(str(result.values.get("runs_dir", ""))).expanduser() / _WEIGHTS
+    if not result.keys.take("resume_ckpt"):
+        result.the_same.append("resume_ckpt = false")
+    elif weights.is_file():
+        result.set("pretrained", str(weights), f"resume_ckpt = true; the script's {_WEIGHTS} in model_dir")
+    else:
         result.set(
             "resume",
             "auto",
             f"resume_ckpt = true, and model_dir has no {_WEIGHTS}: from nbgpu's newest checkpoint in runs_dir, if there is one",
         )
-    else:
-        result.the_same.append("resume_ckpt = false")
 
 
 def _images(base: Any) -> str:
-    """Return the folder of the images that the tutorial reads below data_base_dir: those of the Decathlon,
-    without its labels."""
+    """Return the folder of the images in data_base_dir that the tutorial reads: that of the Decathlon's
+    images without the labels, or data_base_dir itself if it has no such folder."""
     images = Path(str(base)).expanduser() / "Task01_BrainTumour" / "imagesTr"
     return str(images) if images.is_dir() else str(base)
 
 
 def _volumes(result: Converted) -> None:
+    """Convert the keys about the volumes: their dimensions, channels and voxel size."""
     result.note_fixed("spatial_dims", 3, otherwise="the recipe is for volumes")
     result.note_fixed(
         "image_channels", 1, otherwise="image_channels here are the numbers of a file's channels"
@@ -119,7 +119,7 @@ def _network(result: Converted) -> None:
     """Convert the table `autoencoder_def`, with MONAI's defaults for keys that the table leaves out."""
     prefix = "autoencoder_def."
     keys = result.keys
-    if not keys.has_table("autoencoder_def"):
+    if not any(key.startswith(prefix) for key in keys.rest()):
         result.left_out.append("the network: the files have no autoencoder_def, and it is nbgpu's own")
         return
     target = keys.take(f"{prefix}_target_")
@@ -132,10 +132,10 @@ def _network(result: Converted) -> None:
     result.note_fixed(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
     for name in ("in_channels", "out_channels"):
         result.note_fixed(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
-    old = f"{prefix}num_channels" in keys
+    channels_key = "num_channels" if f"{prefix}num_channels" in keys else "channels"
     result.leave("latent_channels", f"{prefix}latent_channels does not refer to it")
     for name, setting, default in (
-        ("num_channels" if old else "channels", "channels", (32, 64, 64, 64)),
+        (channels_key, "channels", (32, 64, 64, 64)),
         ("latent_channels", "latent_channels", 3),
         ("num_res_blocks", "num_res_blocks", (2, 2, 2, 2)),
         ("attention_levels", "attention_levels", (False, False, True, True)),
@@ -157,19 +157,17 @@ def _network(result: Converted) -> None:
 
 
 def _training(result: Converted) -> None:
-    """Convert the table `autoencoder_train`, and the values that the script fixes without a key."""
+    """Convert the table `autoencoder_train`, and the values that are fixed in the script."""
     prefix = "autoencoder_train."
     keys = result.keys
-    # Only the guide for several GPUs has this key; its script differs from the tutorial's.
-    of_guide = f"{prefix}lr_scheduler" in keys
+    # Only files of the guide for several GPUs have this key. The guide's script differs from the tutorial's.
+    is_guide = f"{prefix}lr_scheduler" in keys
     batch_size = result.take(f"{prefix}batch_size", "batch_size", "per rank in both")
     result.take(f"{prefix}patch_size", "patch_size")
     result.set("patches_per_volume", 1, f"{_IN_SCRIPT}, whose epoch has one patch of each volume")
-    _optimizer(result, prefix, of_guide, batch_size)
+    _optimizer(result, prefix, is_guide, batch_size)
     result.take(f"{prefix}kl_weight", "kl_weight")
-    if f"{prefix}recon_loss" in keys:
-        result.take(f"{prefix}recon_loss", "recon_loss")
-    else:
+    if result.take(f"{prefix}recon_loss", "recon_loss") is None:
         result.set("recon_loss", "l1", f"{_IN_SCRIPT}, where there is no {prefix}recon_loss")
     for name in ("n_epochs", "max_epochs"):
         result.take(f"{prefix}{name}", "epochs")
@@ -184,23 +182,24 @@ def _training(result: Converted) -> None:
     result.set("discriminator_channels", 32, _IN_SCRIPT)
 
 
-def _optimizer(result: Converted, prefix: str, of_guide: bool, batch_size: Any) -> None:
+def _optimizer(result: Converted, prefix: str, is_guide: bool, batch_size: Any) -> None:
     """Convert learning rate, schedule and optimizer.
 
     Args:
         result: gets the settings.
-        prefix: 'autoencoder_train.', before each key.
-        of_guide: whether the file is of the guide for several GPUs, whose script has AdamW, a schedule and
-            clipping, and scales the rate with the root of the number of GPUs.
+        prefix: 'autoencoder_train.', with which each key begins.
+        is_guide: whether the file is one of the guide for several GPUs. The guide's script uses AdamW, a
+            schedule and gradient clipping, and scales the learning rate by the square root of the number of
+            GPUs.
         batch_size: the batch size of one GPU; None if the file does not have it.
     """
     rate = result.take(f"{prefix}lr", "lr", "before it is scaled")
     if rate is not None:
         result.set("discriminator_lr", rate, f"{prefix}lr, which both optimizers have")
-        scaling = "sqrt" if of_guide else "linear"
-        by = "the root of the number" if of_guide else "the number"
+        scaling = "sqrt" if is_guide else "linear"
+        factor = "the root of the number" if is_guide else "the number"
         if batch_size is not None:
-            result.set("lr_scaling", scaling, f"{_IN_SCRIPT}, which multiplies lr by {by} of GPUs")
+            result.set("lr_scaling", scaling, f"{_IN_SCRIPT}, which multiplies lr by {factor} of GPUs")
             result.set("lr_batch_size", batch_size, "lr is that of one GPU")
     scheduler = result.keys.take(f"{prefix}lr_scheduler", "none")
     schedule, warm_up = _SCHEDULES.get(str(scheduler).lower(), ("constant", 0))
@@ -210,27 +209,27 @@ def _optimizer(result: Converted, prefix: str, of_guide: bool, batch_size: Any) 
         )
     origin = (
         f"{prefix}lr_scheduler = {in_words(scheduler)}"
-        if of_guide
+        if is_guide
         else f"{_IN_SCRIPT}, which has no scheduler"
     )
-    rises = "" if warm_up == 0 else "; the warm-up is a twentieth of the steps, or warmup_epochs"
-    result.set("schedule", schedule, origin + rises)
+    remark = "" if warm_up == 0 else "; the warm-up is a twentieth of the steps, or warmup_epochs"
+    result.set("schedule", schedule, origin + remark)
     if f"{prefix}warmup_epochs" in result.keys:
         result.take(f"{prefix}warmup_epochs", "warmup_epochs")
     elif warm_up is not None:
         result.set("warmup_steps", warm_up, origin)
-    result.set("optimizer", "adamw" if of_guide else "adam", _IN_SCRIPT)
+    result.set("optimizer", "adamw" if is_guide else "adam", _IN_SCRIPT)
     if f"{prefix}weight_decay" in result.keys:
         result.take(f"{prefix}weight_decay", "weight_decay")
-    elif not of_guide:
+    elif not is_guide:
         result.set("weight_decay", 0.0, _IN_SCRIPT)
-    if not of_guide:
+    if not is_guide:
         result.set("clip_norm", 0.0, f"{_IN_SCRIPT}, which does not clip")
 
 
 def _perceptual(result: Converted, network: str) -> None:
-    """Convert the perceptual loss, which needs files of weights that the script downloads. Without such files
-    its settings are offered as comments."""
+    """Convert the perceptual loss, whose weights the script downloads and nbgpu reads from local files. If
+    `network`, such a file, is empty, the settings are written as comments for the user to complete."""
     key = "autoencoder_train.perceptual_weight"
     weight = result.keys.take(key)
     if not weight:

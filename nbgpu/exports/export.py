@@ -25,21 +25,23 @@ _START: Mapping[Format, tuple[str, str]] = {
     "jobset": ("jobset.yaml", "kubectl apply -f"),
     "trainjob": ("trainjob.yaml", "kubectl apply -f"),
 }
-"""The file that starts an export, which has a template of the same name, and the command that takes it."""
+"""For each format, the file that starts the job, which has a template of the same name, and the command to
+which the file is given."""
 _IN_FOLDER = ("torchrun", "slurm")
-"""The formats whose program lies beside that file; in the others it is in a container, as a volume."""
+"""The formats that write the program's files beside that file. In the other formats the file contains them,
+and they are mounted in a container."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export. It prints as a list of them with the next command to run."""
+    """The files of an export. Printed, it is a list of them with the next command to run."""
 
     folder: Path
     files: Sequence[str]
     next: str
-    """The command that starts it, in that folder."""
+    """The command that starts the job, to be run in the folder."""
     notes: Sequence[str] = ()
-    """Sentences that a person has to know: parts that do not carry over, and paths that must exist."""
+    """Sentences for the user, about parts that do not carry over and paths that must exist."""
 
     def __str__(self) -> str:
         listed = ", ".join(self.files)
@@ -55,8 +57,8 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the settings of a run.
 
     Raises:
-        ConfigError: the folder is no run's, or the run cannot be exported in this format; every mistake is
-            named.
+        ConfigError: the folder is not that of a run, or the run cannot be exported in this format; the
+            message has every reason.
         RunError: the files cannot be written, or are there already.
     """
     kind, settings = checked(to, values)
@@ -64,29 +66,29 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     config = runs.with_changes(config, run_folder)
     copy = run_folder / Path(config.recipe).name
     if config.recipe.endswith(".py") and copy.is_file():
-        # The run's copy: the file itself may have been edited since.
+        # The recipe's own file may have been edited since the run, but not the copy in the run's folder.
         config = config.changed(recipe=str(copy))
     try:
         devices = runs.read_info(run_folder).devices
         world_size, on_gpus = len(devices), any(device.kind == "cuda" for device in devices)
     except FileNotFoundError:
         world_size, on_gpus = cluster.ranks or 1, cluster.gpus != "none"
-    made = program.of_run(cluster, config, world_size, on_gpus, settings, in_container=kind not in _IN_FOLDER)
-    return _write(kind, made, settings)
+    job = program.of_run(cluster, config, world_size, on_gpus, settings, in_container=kind not in _IN_FOLDER)
+    return _write(kind, job, settings)
 
 
 def export_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the distributed cells of a notebook, as a script.
 
     Raises:
-        ConfigError: the file is no notebook, it has no distributed cell, or it cannot be exported in this
+        ConfigError: the file is not a notebook, it has no distributed cell, or it cannot be exported in this
             format.
         RunError: the files cannot be written, or are there already.
     """
     kind, settings = checked(to, values)
-    script = notebook.script_of(path)
-    made = program.script_program(path.stem, script.text, settings, script.notes)
-    return _write(kind, made, settings)
+    script = notebook.build_script(path)
+    job = program.script_program(path.stem, script.text, settings, script.notes)
+    return _write(kind, job, settings)
 
 
 def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
@@ -99,26 +101,26 @@ def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     return of_run(path, to, values)
 
 
-def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
+def _write(kind: Format, job: Program, settings: ExportConfig) -> Exported:
     """Write the files of a program in one format into its folder; a file that exists is never overwritten.
 
     Raises:
         RunError: the folder has one of the files, or cannot be written.
     """
-    folder = Path(settings.out or made.name).expanduser().absolute()
+    folder = Path(settings.out or job.name).expanduser().absolute()
     starting, command = _START[kind]
-    files = {starting: filled(starting, made, settings), **(made.files if kind in _IN_FOLDER else {})}
+    files = {starting: filled(starting, job, settings), **(job.files if kind in _IN_FOLDER else {})}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if there := [name for name in files if (folder / name).exists()]:
+        if existing := [name for name in files if (folder / name).exists()]:
             raise RunError(
-                f"{folder} has {', '.join(there)} already. Nothing was written; give another folder as out"
+                f"{folder} has {', '.join(existing)} already. Nothing was written; give another folder as out"
             )
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"the export cannot be written to {folder}: {error.strerror}") from None
-    notes = list(made.notes)
+    notes = list(job.notes)
     if missing := [word for word in ("IMAGE", "CLAIM") if any(f": {word}\n" in t for t in files.values())]:
         notes.append(
             f"Change {' and '.join(missing)} in {starting}: the container image, and the volume for runs"
@@ -126,9 +128,10 @@ def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
     return Exported(folder, list(files), f"{command} {starting}", notes)
 
 
-def filled(template: str, made: Program, settings: ExportConfig) -> str:
-    """Return the text of a template in `templates/`, which has values in `@{...}`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # hardly any notebook exports anything
+def filled(template: str, job: Program, settings: ExportConfig) -> str:
+    """Return the text of a template in `templates/` with its values, which are written as `@{...}`."""
+    # Imported here, because few notebooks export anything.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("nbgpu.exports"),
@@ -140,26 +143,27 @@ def filled(template: str, made: Program, settings: ExportConfig) -> str:
         undefined=StrictUndefined,
     )
     environment.filters["indent"] = _indented
-    cpus = settings.cpus_per_node or 4 * made.ranks_per_node
-    words = [f"{IN_CONTAINER}/{word}" if word in made.files else word for word in made.arguments]
+    cpus = settings.cpus_per_node or 4 * job.ranks_per_node
+    arguments = [f"{IN_CONTAINER}/{word}" if word in job.files else word for word in job.arguments]
     return environment.get_template(template).render(
-        program=made,
+        program=job,
         settings=settings,
         cpus=cpus,
-        threads=max(1, cpus // made.ranks_per_node),
-        command=shlex.join(made.arguments),
+        threads=max(1, cpus // job.ranks_per_node),
+        command=shlex.join(job.arguments),
         options={
             "mem": settings.memory,
             "time": settings.time_limit,
             "partition": settings.partition,
             "account": settings.account,
         },
-        arguments_in_container=[json.dumps(word) if word.startswith("-") else word for word in words],
+        arguments_in_container=[json.dumps(word) if word.startswith("-") else word for word in arguments],
         container_folder=IN_CONTAINER,
         container_runs=RUNS_IN_CONTAINER,
     )
 
 
 def _indented(text: str, by: int) -> str:
-    # A line of spaces may be a part of a string in the program, and keeps its own.
+    """Return the lines of a text, indented by so many spaces, except empty lines."""
+    # A line of spaces is indented, too, because it may be a part of a string in the program.
     return textwrap.indent(text.removesuffix("\n"), " " * by, lambda line: line != "\n")

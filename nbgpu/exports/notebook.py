@@ -1,7 +1,7 @@
-"""Make a script that torchrun takes of a notebook's distributed cells, without running it.
+"""Make a script for torchrun from the distributed cells of a notebook, without running the notebook.
 
-A distributed cell becomes a part of the script. A plain cell becomes one if a later part uses a name that it
-defines; everything else stays behind and is named.
+Each distributed cell becomes a part of the script. A plain cell becomes a part if a later part uses a name
+that the cell defines. A note names each cell that is left out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from nbgpu.protocol.records import GIVEN_NAMES
 from nbgpu.text.ranks import parse_ranges
 
 _CELL_MAGIC = "%%distributed"
-_KNOWN = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
+_DEFINED = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
+"""The names that every script defines."""
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _CONDITIONAL = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
-"""Statements whose parts may not be executed."""
+"""Statements with parts that may not be executed."""
 
 _HEAD = resources.files("nbgpu.exports") / "templates" / "cells.py.txt"
 _TAIL = "\ndist.destroy_process_group()\n"
@@ -34,7 +35,7 @@ _TAIL = "\ndist.destroy_process_group()\n"
 
 @dataclass(frozen=True)
 class Script:
-    """A script for torchrun, and what of the notebook is not in it."""
+    """A script for torchrun, with notes about the parts of the notebook that are not in it."""
 
     text: str
     notes: Sequence[str]
@@ -45,14 +46,16 @@ class _Cell:
     """One code cell of the notebook."""
 
     number: int
-    """Counted from 1 over all cells, as a person counts in the page."""
+    """The number of the cell, counted from 1 over all cells of the notebook."""
     code: str
-    """The code without the magics, which a script cannot have."""
+    """The code without magics, which a script cannot have."""
     tree: ast.Module | None
-    """The parsed code; None where it cannot be a part of a script."""
+    """The parsed code; None if it cannot be a part of a script."""
     is_distributed: bool
     ranks: tuple[int, ...] | None
+    """The ranks that run a distributed cell; None for all."""
     notes: Sequence[str]
+    """Sentences about what does not carry over."""
 
     @property
     def stores(self) -> set[str]:
@@ -61,39 +64,39 @@ class _Cell:
 
     @property
     def surely_stores(self) -> set[str]:
-        """The names that the cell defines on every rank, so that no earlier definition is needed."""
+        """The names that the cell defines on every rank in any case, so that an earlier definition is not
+        needed."""
         return set() if self.tree is None or self.ranks is not None else set(_surely_stored(self.tree.body))
 
     @property
     def changes(self) -> set[str]:
-        """The names that the cell changes in place, as by `lr *= 2`, or deletes."""
+        """The names that the cell changes by a statement such as `lr *= 2`, or deletes."""
         return set() if self.tree is None else set(_changed(self.tree))
 
     @property
     def loads(self) -> set[str]:
-        """The names that the cell uses, without those that every rank has."""
+        """The names that the cell uses, without those that every script defines."""
         if self.tree is None:
             return set()
         used = set(_used(symtable.symtable(self.code, "cell", "exec")))
         # symtable does not count a change as a use.
-        return (used | self.changes) - _KNOWN
+        return (used | self.changes) - _DEFINED
 
     @property
     def is_about_cluster(self) -> bool:
         """Whether a plain cell uses nbgpu, whose cluster a script does not have."""
         if self.tree is None:
             return False
-        return "nbgpu" in self.loads or any(
-            isinstance(node, ast.Import | ast.ImportFrom)
-            and any(
-                name.split(".")[0] == "nbgpu"
-                for name in (getattr(node, "module", None) or "", *(each.name for each in node.names))
-            )
+        imported = {
+            name.split(".")[0]
             for node in ast.walk(self.tree)
-        )
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
+        }
+        return "nbgpu" in self.loads | imported
 
 
-def script_of(path: Path) -> Script:
+def build_script(path: Path) -> Script:
     """Return the script of a notebook.
 
     Raises:
@@ -102,27 +105,32 @@ def script_of(path: Path) -> Script:
     cells = list(_cells(path))
     if not any(cell.is_distributed for cell in cells):
         raise ConfigError(f"{path} has no cell that begins with {_CELL_MAGIC}: there is nothing to export")
-    carried = _carried(cells)
-    if not any(cell.is_distributed for cell in carried):
+    exported = _exported(cells)
+    if not any(cell.is_distributed for cell in exported):
         raise ConfigError(
             "\n".join([f"{path}: none of its distributed cells can be in a script:", *_notes(cells)])
         )
-    numbers = {cell.number for cell in carried}
+    numbers = {cell.number for cell in exported}
     defined: set[str] = set()
     missing = []
-    for cell in carried:
+    for cell in exported:
         if lacking := sorted(cell.loads - cell.stores - defined):
             missing.append(
                 f"cell {cell.number} uses {', '.join(lacking)}, which no earlier part of the script defines"
             )
         defined |= cell.stores
-    left = [
-        f"cell {cell.number} stays behind: {_why_plain_cell_stays(cell)}"
+    left_out = [
+        f"cell {cell.number} stays behind: "
+        + (
+            "it is about the notebook's cluster"
+            if cell.is_about_cluster
+            else "no distributed cell uses what it defines"
+        )
         for cell in cells
         if cell.number not in numbers and not cell.is_distributed and cell.code.strip()
     ]
-    parts = [_part(cell) for cell in carried]
-    notes = sorted([*_notes(cells), *left], key=lambda note: int(re.search(r"\d+", note)[0]))  # type: ignore[index]
+    parts = [_part(cell) for cell in exported]
+    notes = sorted([*_notes(cells), *left_out], key=lambda note: int(re.search(r"\d+", note)[0]))  # type: ignore[index]
     notes += [
         *missing,
         "The script writes no checkpoints by itself: started again, it begins with its first line",
@@ -131,31 +139,28 @@ def script_of(path: Path) -> Script:
 
 
 def _notes(cells: Sequence[_Cell]) -> list[str]:
+    """Return the notes of all cells, each with the number of its cell."""
     return [f"cell {cell.number}: {note}" for cell in cells for note in cell.notes]
 
 
-def _why_plain_cell_stays(cell: _Cell) -> str:
-    if cell.is_about_cluster:
-        return "it is about the notebook's cluster"
-    return "no distributed cell uses what it defines"
-
-
-def _carried(cells: Sequence[_Cell]) -> list[_Cell]:
-    """The cells of the script, found from the last one backwards: which names are needed is known then."""
+def _exported(cells: Sequence[_Cell]) -> list[_Cell]:
+    """Return the cells that become parts of the script: the distributed cells, and the plain cells whose
+    names these need. The cells are gone through backwards, because the needed names are then known at each
+    cell."""
     needed: set[str] = set()
-    carried: list[_Cell] = []
+    exported: list[_Cell] = []
     for cell in reversed(cells):
         if cell.tree is None or not cell.code.strip():
             continue
         is_needed = not needed.isdisjoint(cell.stores | cell.changes) and not cell.is_about_cluster
         if cell.is_distributed or is_needed:
             needed = (needed - cell.surely_stores) | cell.loads
-            carried.insert(0, cell)
-    return carried
+            exported.insert(0, cell)
+    return exported
 
 
 def _part(cell: _Cell) -> str:
-    """Return a cell as a part of the script, below an `if` where only some ranks run it."""
+    """Return a cell as a part of the script, in an `if` statement if only some ranks run it."""
     kind = "" if cell.is_distributed else ", a plain cell whose names the ranks use"
     code = cell.code.strip("\n")
     if cell.ranks is not None:
@@ -164,8 +169,11 @@ def _part(cell: _Cell) -> str:
 
 
 def _cells(path: Path) -> Iterator[_Cell]:
-    """Yield the code cells of a notebook, numbered as a person counts them; ConfigError if the file is no
-    notebook."""
+    """Yield the code cells of a notebook.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a notebook.
+    """
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         sources = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in notebook["cells"]]
@@ -179,18 +187,17 @@ def _cells(path: Path) -> Iterator[_Cell]:
 
 
 def _cell(number: int, source: str) -> _Cell:
-    """Parse one cell: find its magic, take the ranks from the magic's options, and remove what a script
-    cannot have. What is removed is named in the cell's notes."""
+    """Parse one code cell: read the options of its magic, and remove what a script cannot have. The notes of
+    the cell name what was removed."""
     lines = source.splitlines()
-    at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), None)
-    first = "" if at is None else lines[at]
+    code_lines = ((i, line) for i, line in enumerate(lines) if line.strip() and not line.startswith("#"))
+    index, first = next(code_lines, (0, ""))
     notes: list[str] = []
     ranks: tuple[int, ...] | None = None
     is_distributed = first.split()[:1] == [_CELL_MAGIC]
     if is_distributed:
-        assert at is not None, "the line with the magic is there"
-        ranks = _options(first, notes)
-        lines = lines[at + 1 :]
+        ranks = _ranks_of_magic(first, notes)
+        lines = lines[index + 1 :]
     elif first.startswith("%%"):
         return _Cell(
             number, "", None, False, None, [f"{first.split()[0]} does not carry over, nor what is below it"]
@@ -209,14 +216,16 @@ def _cell(number: int, source: str) -> _Cell:
 
 
 def _can_be_indented(code: str, tree: ast.Module) -> bool:
-    """Whether code means the same below an `if`: a string of several lines would not."""
+    """Return whether code has the same meaning in an `if` statement. Code with a string of several lines has
+    not, because the lines of the string would be indented."""
     inner = ast.parse("if 1:\n    pass\n" + textwrap.indent(code, "    ")).body[0]
-    assert isinstance(inner, ast.If), "that is how it begins"
+    assert isinstance(inner, ast.If), "the text begins with an if"
     return [ast.dump(node) for node in inner.body[1:]] == [ast.dump(node) for node in tree.body]
 
 
-def _options(line: str, notes: list[str]) -> tuple[int, ...] | None:
-    """Return the ranks that a magic's line names, and note its other options."""
+def _ranks_of_magic(line: str, notes: list[str]) -> tuple[int, ...] | None:
+    """Return the ranks in the option --ranks of a magic's line, None for all, and add a note for each other
+    option."""
     arguments = line.split()[1:]
     ranks: tuple[int, ...] | None = None
     for index, word in enumerate(arguments):
@@ -234,7 +243,8 @@ def _options(line: str, notes: list[str]) -> tuple[int, ...] | None:
 
 
 def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | None]:
-    """Return the lines without magics and shell commands, and their tree; None where they are no Python."""
+    """Return (the code without line magics and shell commands, its syntax tree, or None if it is no Python),
+    and add a note for each line that was removed."""
     code = "\n".join(lines)
     try:
         return code, ast.parse(code)
@@ -257,13 +267,15 @@ def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | N
     try:
         return code, ast.parse(code)
     except SyntaxError as error:
-        what = "uses await outside of a function" if "await" in code else f"is no plain Python ({error.msg})"
-        notes.append(f"left out, because it {what}")
+        reason = (
+            "uses await outside of a function" if "await" in code else f"is no plain Python ({error.msg})"
+        )
+        notes.append(f"left out, because it {reason}")
         return code, None
 
 
 def _used(table: symtable.SymbolTable) -> Iterator[str]:
-    """The global names that a cell uses, also in its functions."""
+    """Yield the global names that a cell uses, also in its functions."""
     for symbol in table.get_symbols():
         # symtable marks names assigned at module level as local, not global.
         if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
@@ -273,8 +285,8 @@ def _used(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _changed(scope: ast.AST) -> Iterator[str]:
-    """The global names that a scope, or a function within it, changes by `+=` and the like, or deletes:
-    symtable counts neither as a use, though both need an earlier definition."""
+    """Yield the global names that a scope, or a function in it, changes by a statement such as `+=`, or
+    deletes. Both need an earlier definition, but symtable does not count them as uses."""
     nodes = list(_within(scope))
     declared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
     for node in nodes:
@@ -292,7 +304,7 @@ def _changed(scope: ast.AST) -> Iterator[str]:
 
 
 def _within(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope, without those inside of the scopes within it."""
+    """Yield the nodes of a scope, without those inside the functions and classes in it."""
     for node in ast.iter_child_nodes(scope):
         yield node
         if not isinstance(node, _SCOPES):
@@ -300,7 +312,7 @@ def _within(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _surely_stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """The global names that statements define in any case: not those of a branch, a loop or a `try`."""
+    """Yield the global names that statements define in any case, which excludes branches, loops and `try`."""
     for statement in statements:
         if isinstance(statement, ast.With | ast.AsyncWith):
             yield from _surely_stored(statement.body)
@@ -309,7 +321,7 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """The global names that statements define."""
+    """Yield the global names that statements may define."""
     waiting: list[ast.AST] = list(statements)
     while waiting:
         node = waiting.pop()

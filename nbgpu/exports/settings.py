@@ -1,4 +1,4 @@
-"""The settings of an export: the place where it is to run, and how long it may."""
+"""The settings of an export: the machines on which the job runs, and its limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
 
 Format = Literal["torchrun", "slurm", "job", "jobset", "trainjob"]
-"""What an export can be for: torchrun alone, Slurm's sbatch, and on Kubernetes an indexed Job, a JobSet or a
-TrainJob of Kubeflow Trainer."""
+"""The format of an export: for torchrun alone, for Slurm's sbatch, and for Kubernetes an indexed Job, a
+JobSet or a TrainJob of Kubeflow Trainer."""
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _EVERY = {"nodes", "gpus_per_node", "ranks_per_node", "cpus_per_node", "max_restarts", "name", "out"}
@@ -28,7 +28,7 @@ USED: Mapping[Format, frozenset[str]] = {
     "jobset": frozenset(_EVERY | _KUBERNETES | {"queue"}),
     "trainjob": frozenset(_EVERY | _KUBERNETES | {"queue", "time_limit"}),
 }
-"""The settings that each format honours; the others are refused."""
+"""The settings that each format uses. Any other setting is refused."""
 
 _KUBERNETES_NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 
@@ -87,8 +87,7 @@ class ExportConfig(Settings):
     """new folder for the files; left out: the job's name"""
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each value, or pair of values, that cannot be used and that the types let
-        pass."""
+        """Yield a sentence for each value, or pair of values, that is not valid though its type is."""
         if self.name and not re.fullmatch(_KUBERNETES_NAME, self.name):
             yield (
                 f"name = {self.name!r}: give at most 40 small letters, digits and hyphens, with a letter first and no "
@@ -123,11 +122,15 @@ class ExportConfig(Settings):
 
 
 def checked(to: str, values: Mapping[str, Any]) -> tuple[Format, ExportConfig]:
-    """Return the format and the settings of an export.
+    """Validate the format and the settings of an export, and return them.
+
+    Args:
+        to: the format.
+        values: the values of the settings by name.
 
     Raises:
-        ConfigError: there is no such format, a value is bad, or the format has no place for a setting; the
-            message names every mistake.
+        ConfigError: there is no such format, a value is not valid, or the format does not use a setting; the
+            message has every problem.
     """
     problems: list[str] = []
     if to not in FORMATS:
@@ -143,8 +146,8 @@ def checked(to: str, values: Mapping[str, Any]) -> tuple[Format, ExportConfig]:
     if to in FORMATS:
         given = {name for name, value in values.items() if value not in ("", None)}
         for name in sorted(given & ExportConfig.model_fields.keys() - USED[kind]):
-            takes = ", ".join(each for each in FORMATS if name in USED[each])
-            problems.append(f"{name}: an export to {to} has no place for it; {takes} can take it")
+            others = ", ".join(other for other in FORMATS if name in USED[other])
+            problems.append(f"{name}: an export to {to} has no place for it; {others} can take it")
         if (
             settings is not None
             and "warn_before_s" in USED[kind]

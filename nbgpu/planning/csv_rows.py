@@ -1,10 +1,11 @@
-"""Reads CSV files as programs and spreadsheets of any country write them. Needs no torch."""
+"""Reads CSV files with any of the usual separators, decimal points and encodings. Needs no torch."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,13 @@ class CsvRows:
 
     headings: tuple[str, ...]
     rows: tuple[tuple[int, Mapping[str, str]], ...]
-    """The number of each row's line in the file, and its values by heading, without spaces around them."""
+    """For each row, the number of its line in the file, and its values by heading, without spaces around
+    them."""
     has_decimal_commas: bool
-    """Whether numbers may be written as 12,5: values are not separated by commas."""
+    """Whether numbers may be written as 12,5, because commas do not separate values."""
 
     def number(self, text: str) -> float | None:
-        """Parse a value as a number; None if it is none. A comma may be the decimal point, where it separates
-        no values."""
+        """Parse a value as a number; None if it is not a number."""
         if self.has_decimal_commas and text.count(",") == 1 and "." not in text:
             text = text.replace(",", ".")
         try:
@@ -50,13 +51,13 @@ class CsvRows:
 def read_csv(path: Path) -> CsvRows:
     """Read a CSV file with a line of headings.
 
-    The separator is the comma, semicolon, tab or bar that occurs most often in the headings. The encoding is
-    that of the byte-order mark, otherwise UTF-8, and otherwise that of Windows in Western Europe, which older
-    spreadsheets write.
+    The separator is the one of comma, semicolon, tab and bar that occurs most often in the headings. The
+    encoding is that of the byte-order mark, or else UTF-8, or else Windows-1252, which older spreadsheets
+    write.
 
     Raises:
-        DataError: the file cannot be read, or has a heading twice or rows with more values than headings; a
-            line for each.
+        DataError: the file cannot be read; or a line for each heading that occurs twice, and for each row
+            with more values than headings.
     """
     try:
         content = path.read_bytes()
@@ -95,9 +96,10 @@ def _problems(headings: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]
         headings: the headings.
         lines: (number of the line, values) of the others.
     """
-    named = [heading.lower() for heading in headings if heading]
-    twice = sorted({heading for heading in named if named.count(heading) > 1})
-    problems = [f"has the heading {heading!r} twice. Rename one" for heading in twice]
+    counts = Counter(heading.lower() for heading in headings if heading)
+    problems = [
+        f"has the heading {heading!r} twice. Rename one" for heading, n in sorted(counts.items()) if n > 1
+    ]
     longer = [number for number, values in lines if any(values[len(headings) :])]
     problems += [f"line {number}: has more values than the headings" for number in longer[:_MAX_SHOWN]]
     if len(longer) > _MAX_SHOWN:

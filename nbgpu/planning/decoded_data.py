@@ -1,7 +1,7 @@
-"""An estimate of the memory that a run's decoded data take, without torch and from a few files only.
+"""An estimate of the memory that the decoded data of a run take, made without torch and from a few files.
 
-For generated data the memory follows from the settings. For files it is estimated from names, the headers of
-some files and the voxels of one or two.
+For generated data the memory follows from the settings. For files it is estimated from their names, some
+headers, and the voxels of one or two files.
 """
 
 from __future__ import annotations
@@ -31,41 +31,43 @@ from nbgpu.text.sizes import in_words
 MAX_HEADERS = 64
 MAX_READ = 2
 _MAX_READ_VOXELS = 2**26
-"""The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read.
-They are small because the kernel reads them, in which a person's cells run as well."""
+"""The most files whose headers are read, the most whose voxels are read, and the most voxels of these. They
+are small because the files are read in the notebook's kernel, which runs plain cells as well."""
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 4
-"""Beside a volume the autoencoder keeps the index of each bright voxel, around which it draws patches."""
+"""The autoencoder keeps with each volume the index of each bright voxel, around which it draws patches."""
 _MNI152_BYTES = 24_601_715
-"""nilearn's template at 1 mm without its margins, with the places of its bright voxels."""
+"""The size of nilearn's template at 1 mm without its margins, with the indices of its bright voxels."""
 _ONE_OF_A_CASE = re.compile(r"(?!.*_ce-)[^.].*[-_](t1n|t1|t1w)\.nii(\.gz)?", re.IGNORECASE)
-"""The names of T1 images without contrast, which each case of BraTS has once, so that they count the
-cases."""
+"""The names of T1 images without contrast. Each case of BraTS has one, so that the cases can be counted by
+them."""
 
 
 class UnknownError(NbgpuError):
-    """The memory cannot be known beforehand; the message says why."""
+    """The memory cannot be estimated before the ranks read the data; the message says why."""
 
 
 @dataclass(frozen=True)
 class DecodedData:
-    """The training data of a run as they are in memory."""
+    """The number and size of the decoded training volumes of a run."""
 
     num_volumes: int
     """The training volumes of all ranks, each counted once."""
     volume_bytes: float
     """The mean size of a decoded volume."""
     basis: str = ""
-    """What an estimate was made from; empty where the numbers follow from the settings."""
+    """The files on which the estimate is based, as a phrase; empty if the numbers follow from the
+    settings."""
 
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """A sentence on whether the data fit into the memory of a host."""
+    """Whether the decoded data fit into the memory of a host."""
 
     words: str
+    """A sentence about it for the user."""
     fits: bool
-    """Whether the share that the settings keep fits."""
+    """Whether the share of the data that the settings cache fits."""
 
 
 def decoded_data(config: TrainConfig) -> DecodedData:
@@ -74,11 +76,11 @@ def decoded_data(config: TrainConfig) -> DecodedData:
     Raises:
         UnknownError: they are not known before the ranks read the data.
     """
-    look = _LOOKS.get(type(config))
-    if look is None:
+    estimate = _ESTIMATES.get(type(config))
+    if estimate is None:
         raise UnknownError("the recipe reads its data itself")
     try:
-        return look(config)
+        return estimate(config)
     except DataError as error:
         raise UnknownError(str(error).splitlines()[0]) from None
     except OSError as error:
@@ -104,8 +106,8 @@ def memory_fit(
     room = "that are free"
     if limit_bytes is not None and limit_bytes < free_bytes:
         free_bytes, room = limit_bytes, "that memory_limit allows"
-    whole = _kept_bytes(config, data, host, rate=1.0)
-    asked = _kept_bytes(config, data, host, rate=config.cache_rate)
+    whole = _cached_bytes(config, data, host, rate=1.0)
+    cached = _cached_bytes(config, data, host, rate=config.cache_rate)
     about = "about " if data.basis else ""
     basis = f" (estimated from {data.basis})" if data.basis else ""
     volumes = f"{config.VOLUME}s"
@@ -119,8 +121,8 @@ def memory_fit(
         )
         amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} {room}"
         return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
-    # With a part of the data in memory, worker processes read the rest ahead, and share a second copy of the
-    # cache; with all data in memory there are none. Any rate below 1 gives this number of copies.
+    # If only a part of the data is in memory, there are worker processes, which read the rest and share a
+    # second copy of the cache; with all data in memory there are none. Any rate below 1 stands for a part.
     copies = _num_copies(config.model_copy(update={"cache_rate": 0.5}), host)
     whole *= copies / _num_copies(config.model_copy(update={"cache_rate": 1.0}), host)
     share = free_bytes / whole
@@ -130,14 +132,14 @@ def memory_fit(
     if copies > 1:
         fitting += " (twice their size: worker processes have a copy; num_workers=0 does without)"
     sentence = f"fits in memory: {fitting}{basis}"
-    if asked <= free_bytes:
+    if cached <= free_bytes:
         return MemoryFit(sentence, True)
     most = math.floor(100 * share) / 100
     return MemoryFit(f"{sentence}. {config.cache_rate:g} is too much: take {most:g} or less", False)
 
 
-def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rate: float) -> float:
-    """Return the bytes that all ranks of the host keep in memory at this cache rate, with the copies of
+def _cached_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rate: float) -> float:
+    """Return the bytes of the volumes that all ranks of the host cache at this cache rate, with the copies of
     worker processes."""
     with_rate = config.model_copy(update={"cache_rate": rate})
     epoch = epoch_of(with_rate, DataAmount(data.num_volumes, 1), host.num_ranks)
@@ -145,8 +147,8 @@ def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rat
 
 
 def _num_copies(config: TrainConfig, host: HostResources) -> int:
-    """Return how many copies of the cached volumes a rank's processes have: worker processes share a second
-    one."""
+    """Return the number of copies of a rank's cached volumes: the worker processes, if there are some, share
+    a second one."""
     return 2 if workers_for(config, host).count else 1
 
 
@@ -154,26 +156,26 @@ def _num_copies(config: TrainConfig, host: HostResources) -> int:
 
 
 def _autoencoder_data(config: AutoencoderConfig) -> DecodedData:
-    """Estimate the data of the autoencoder: from the patch for phantoms, a constant for the template, and
-    from some of the files."""
-    kept = 1 - config.val_fraction - config.test_fraction
+    """Estimate the data of the autoencoder: phantoms have the size of a patch, the template a constant size,
+    and that of files is estimated from some of them."""
+    training_share = 1 - config.val_fraction - config.test_fraction
     if config.data == "phantoms":
         count, num_left = config.num_phantoms, config.num_phantoms - 1
         num_val = min(round(config.val_fraction * count), num_left)
         num_test = min(round(config.test_fraction * count), num_left - num_val)
         return DecodedData(count - num_val - num_test, _FLOAT_BYTES * math.prod(config.patch))
     if config.data == "mni152":
-        return DecodedData(1, kept * _MNI152_BYTES, "the template's size")
+        return DecodedData(1, training_share * _MNI152_BYTES, "the template's size")
     volumes = find_volumes(config.data)
     volume_bytes, basis = _mean_bytes(volumes.training, config)
     if len(volumes.training) == 1:
-        # A single volume is cut.
-        return DecodedData(1, kept * volume_bytes, basis)
+        # A single volume is divided into a part for training and the parts held out.
+        return DecodedData(1, training_share * volume_bytes, basis)
     return DecodedData(_num_training(volumes, config), volume_bytes, basis)
 
 
 def _num_training(volumes: VolumeList, config: AutoencoderConfig) -> int:
-    """Return the number of training volumes, after whole patients are held out."""
+    """Return the number of training volumes that are left when patients are held out."""
     if volumes.validation or volumes.test or config.split:
         # A file named by `split` may hold out more volumes; it is not read here, so this is an upper bound.
         return len(volumes.training)
@@ -185,7 +187,7 @@ def _num_training(volumes: VolumeList, config: AutoencoderConfig) -> int:
 def _diffusion_data(config: DiffusionConfig) -> DecodedData:
     """Estimate the data of the diffusion recipe: cubes of four modalities, as many as there are cases by
     their names."""
-    # Three modalities, and the one that is made from them.
+    # Three modalities, and the one that is predicted from them.
     volume_bytes = 4 * _FLOAT_BYTES * config.edge**3
     if config.data == "phantoms":
         return DecodedData(config.num_phantoms - sum(held_out(config.num_phantoms, config)), volume_bytes)
@@ -207,9 +209,8 @@ def _survival_data(config: SurvivalConfig) -> DecodedData:
     table."""
     if config.left_to_data:
         raise UnknownError("image_size is left out, and is chosen by the files when a run begins")
-    # An order, an event and a number stand beside each volume.
-    values = math.prod(config.volume_shape) + len(config.features)
-    volume_bytes = _FLOAT_BYTES * values + 3 * 8
+    # A decoded patient has the volume and the features, and the int64 scalars order, event and number.
+    volume_bytes = _FLOAT_BYTES * (math.prod(config.volume_shape) + len(config.features)) + 3 * 8
     if config.data == "generated":
         return DecodedData(config.num_patients - sum(held_out(config.num_patients, config)), volume_bytes)
     path = Path(config.data).expanduser()
@@ -227,15 +228,15 @@ def _survival_data(config: SurvivalConfig) -> DecodedData:
 
 
 def _lithography_data(config: LithographyConfig) -> DecodedData:
-    """Return the data of the lithography recipe, which are known for generated masks only."""
+    """Return the data of the lithography recipe. Only for generated masks are they known beforehand."""
     if config.data != "generated":
         raise UnknownError("how many masks the files give is known when the ranks have read them")
     count = config.num_masks - sum(held_out(config.num_masks, config))
-    # A mask and its image.
+    # Each mask is stored with its image.
     return DecodedData(count, 2 * _FLOAT_BYTES * config.size**2)
 
 
-_LOOKS: Mapping[type[TrainConfig], Callable[[Any], DecodedData]] = {
+_ESTIMATES: Mapping[type[TrainConfig], Callable[[Any], DecodedData]] = {
     AutoencoderConfig: _autoencoder_data,
     DiffusionConfig: _diffusion_data,
     SurvivalConfig: _survival_data,
@@ -249,13 +250,15 @@ _LOOKS: Mapping[type[TrainConfig], Callable[[Any], DecodedData]] = {
 def _mean_bytes(paths: Sequence[Path], config: AutoencoderConfig) -> tuple[float, str]:
     """Return (the mean bytes of a decoded volume, a phrase about the files from which it was estimated)."""
     looked_at = _spread(paths, MAX_HEADERS)
-    voxels = [_num_voxels(path, config) for path in looked_at]
-    to_read = [path for path in _spread(looked_at, MAX_READ) if _raw_voxels(path) <= _MAX_READ_VOXELS]
-    # Decoding cuts empty margins off and adds the indices of bright voxels: how much, only voxels show.
-    bytes_per_voxel = float(np.mean([_bytes_per_voxel(path, config) for path in to_read] or [_FLOAT_BYTES]))
+    mean_voxels = np.mean([_num_voxels(path, config) for path in looked_at])
+    # Decoding cuts off empty margins and adds the indices of bright voxels, whose number only voxels show.
+    to_read = [
+        path for path in _spread(looked_at, MAX_READ) if math.prod(_opened(path).shape) <= _MAX_READ_VOXELS
+    ]
+    bytes_per_voxel = np.mean([_bytes_per_voxel(path, config) for path in to_read] or [_FLOAT_BYTES])
     headers = f"the headers of {len(looked_at)} of {len(paths)} files"
     basis = f"{headers} and the voxels of {len(to_read)}" if to_read else headers
-    return float(np.mean(voxels)) * bytes_per_voxel, basis
+    return float(mean_voxels * bytes_per_voxel), basis
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
@@ -265,7 +268,7 @@ def _spread(paths: Sequence[Path], most: int) -> list[Path]:
 
 
 def _num_voxels(path: Path, config: AutoencoderConfig) -> float:
-    """Return the number of voxels of a file at the channels and the voxel size of the settings, at least
+    """Return the number of values of a volume with the channels and the voxel size of the settings, at least
     those of a patch."""
     import nibabel
 
@@ -276,13 +279,9 @@ def _num_voxels(path: Path, config: AutoencoderConfig) -> float:
     return float(max(count, math.prod(config.patch)))
 
 
-def _raw_voxels(path: Path) -> int:
-    return math.prod(_opened(path).shape)
-
-
 def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
-    """Return the bytes of the decoded volume, without empty margins and with the indices of bright voxels,
-    divided by the number of values in the chosen channels."""
+    """Read a file, and return the bytes of the decoded volume, without empty margins and with the indices of
+    bright voxels, divided by the number of values in the file's chosen channels."""
     try:
         values = np.asarray(_opened(path).dataobj, np.float32)
     except READ_ERRORS as error:
@@ -290,20 +289,21 @@ def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
     values = values.reshape(*values.shape[:3], -1)
     if config.image_channels and max(config.image_channels) < values.shape[3]:
         values = values[..., list(config.image_channels)]
-    is_there = (values > values.min(axis=(0, 1, 2))).any(axis=3)
+    # The box around all voxels above the minimum; a constant volume has none and stays whole.
+    is_above = (values > values.min(axis=(0, 1, 2))).any(axis=3)
     box = tuple(
-        slice(found[0], found[-1] + 1)
-        for axis in range(3)
-        if len(found := np.flatnonzero(is_there.any(axis=tuple({0, 1, 2} - {axis}))))
+        slice(occupied[0], occupied[-1] + 1)
+        for other_axes in ((1, 2), (0, 2), (0, 1))
+        if len(occupied := np.flatnonzero(is_above.any(axis=other_axes)))
     )
-    within = values[box] if len(box) == 3 else values
+    within = values[box]
     num_bright = int((within > within.mean(axis=(0, 1, 2))).any(axis=3).sum())
     return (within.size * _FLOAT_BYTES + num_bright * _INDEX_BYTES) / values.size
 
 
 def _opened(path: Path) -> Any:
     """Open a NIfTI file for its header; DataError if it is damaged or has fewer than three dimensions."""
-    # The import takes a moment, and most data are generated.
+    # The import takes long, and generated data do not need it.
     import nibabel
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError

@@ -1,4 +1,4 @@
-"""Assumptions about the devices of other hosts before these hosts have dialled in."""
+"""Assumptions about the devices of other hosts, for checks before these hosts have dialled in."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from nbgpu.machine import devices
 from nbgpu.protocol.records import Device
 
 UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
-"""Stands for the devices of hosts that have not dialled in: settings that need GPUs are not refused yet."""
+"""Placeholders for the devices of hosts that have not dialled in, so that settings that need GPUs are not
+refused yet."""
 
 
 def assumed_devices(cluster: ClusterConfig) -> Sequence[Device]:
-    """Return a device for each rank of a cluster on other hosts, by its settings alone; one rank on each host
-    where `gpus_per_node` is left out."""
+    """Return a device for each rank of a cluster on other hosts, according to its settings: `gpus_per_node`
+    ranks on each host, or one if that is left out."""
     num_ranks = (cluster.gpus_per_node or 1) * cluster.num_hosts
     if cluster.gpus == "none":
         return devices.choose("none", num_ranks)

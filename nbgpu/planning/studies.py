@@ -1,8 +1,7 @@
-"""The points of a scaling study: what is varied, the check of every point, and study.toml."""
+"""The plan of a scaling study: the varied setting, its points and their checks, and study.toml."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,13 +34,14 @@ from nbgpu.text.similar import did_you_mean
 
 FILE = "study.toml"
 RANKS = "ranks"
-"""What is varied in a study of scaling, in place of a setting."""
+"""The value of `vary` for a study that varies the number of ranks, and not a setting."""
 
 Mode = Literal["strong", "weak"]
 
 _MAX_POINTS = 64
 _NOTHING = {"nothing": True}
-"""What stands in study.toml for None, which TOML lacks. A word would be a value of some setting."""
+"""The table that stands for None in study.toml, because TOML has no null. A text could be the value of a
+setting."""
 DECIDED = {
     "steps": "measured_steps and warm_up_steps say how many steps a point has",
     "epochs": "measured_steps and warm_up_steps say how many steps a point has",
@@ -55,7 +55,7 @@ DECIDED = {
     "log_every": "the study reads every step",
     "early_stop_patience": "every point has the same number of steps",
 }
-"""Settings of a run that a study decides, each with the reason why it cannot be given."""
+"""Settings of a run that cannot be given for a study, because the study sets them, each with the reason."""
 
 
 class StudyConfig(Settings):
@@ -78,13 +78,13 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One value of the varied setting, or of the number of ranks."""
+    """One measurement of a study: a value of the varied setting, or a number of ranks."""
 
     number: int
     value: Any
     ranks: int
     config: TrainConfig
-    """The settings of its runs, but for the folder; settled for these ranks."""
+    """The settings of its runs on these ranks, except for the folder."""
 
     @property
     def samples_per_step(self) -> int:
@@ -93,8 +93,8 @@ class StudyPoint:
 
     @property
     def cycle(self) -> int:
-        """The number of steps after which validations and checkpoints come again, so that only the time of
-        whole cycles can be compared; 0 where there are none."""
+        """The number of steps after which the pattern of validations and checkpoints repeats; 0 without them.
+        Only the times of whole cycles can be compared."""
         return _cycle(self.config)
 
 
@@ -105,43 +105,45 @@ class StudyPlan:
     recipe: str
     config: StudyConfig
     cluster: ClusterConfig
-    """The settings of the cluster. `ranks` counts only where something else is varied. On other hosts it is
-    started whole, and has as many of its ranks as a point needs."""
+    """The settings of the cluster. `ranks` is used only if another setting is varied. A cluster on other
+    hosts is started with all its ranks, and each point uses as many of them as it needs."""
     vary: str
     """'ranks', or a field of the recipe's settings."""
     values: Sequence[Any]
     train: Mapping[str, Any]
-    """The settings that the person gave, which all points have in common."""
+    """The settings that the user gave, which all points have in common."""
     advice: str = ""
-    """The advice that the study tries, whose two points are without it and with it; empty for none."""
+    """The advice that the study tests by its two points, without it and with it; empty for none."""
     promised: float = 0.0
-    """The samples per second with the advice by those without it, as the advice promised."""
+    """The speedup that the advice promises: the samples per second with it, divided by those without it."""
     placement_note: str = ""
-    """Where the ranks are because of `at_least`, and what their times mean; empty in a plan that was read."""
+    """A sentence on where `at_least` has placed the ranks, and what their times mean; empty in a plan that
+    was read from study.toml."""
 
     @property
     def title(self) -> str:
-        """The recipe and the varied setting, as messages and folders name the study."""
-        of_run = str(self.train.get("run_name") or train_config(self.recipe).title)
-        return f"{of_run}-{self.vary}"
+        """The name of the run or the recipe, and the varied setting, as messages and folders name the
+        study."""
+        return f"{self.train.get('run_name') or train_config(self.recipe).title}-{self.vary}"
 
     @property
     def subject(self) -> str:
-        """The measured recipe, as titles name it; for a recipe in a file the name of the file."""
+        """The name of the measured recipe for titles; for a recipe in a file, the name of the file."""
         return Path(self.recipe).name
 
     def point_cluster(self, ranks: int) -> ClusterConfig:
-        """Return the settings of a cluster that has the ranks of a point, or more on other hosts."""
+        """Return the settings of a cluster with this number of ranks; a cluster on other hosts has all ranks
+        for every point."""
         return self.cluster.changed(ranks=ranks) if self.cluster.is_local else self.cluster
 
     def _devices(self, ranks: int | None) -> Sequence[Device]:
-        """Return the known devices of a point's ranks.
+        """Return the devices of a point's ranks, which on other hosts are assumptions.
 
         Args:
-            ranks: the number of ranks; None for as many as the cluster's settings give.
+            ranks: the number of ranks; None for the number in the cluster's settings.
 
         Raises:
-            ConfigError: there cannot be so many ranks.
+            ConfigError: the cluster cannot have so many ranks.
         """
         if self.cluster.is_local:
             cluster = self.cluster if ranks is None else self.point_cluster(ranks)
@@ -149,14 +151,16 @@ class StudyPlan:
             chosen: Sequence[Device] = free_gpus.assumed(gpus, cluster.ranks)
             devices.require_simulable(cluster, chosen)
             return chosen
-        there = host_devices.assumed_devices(self.cluster)
-        wanted = len(there) if ranks is None else ClusterConfig.checked(ranks=ranks).ranks or len(there)
-        if wanted > len(there):
+        assumed = host_devices.assumed_devices(self.cluster)
+        num_ranks = (
+            len(assumed) if ranks is None else ClusterConfig.checked(ranks=ranks).ranks or len(assumed)
+        )
+        if num_ranks > len(assumed):
             raise ConfigError(
                 f"{self.cluster.num_hosts} host(s) with gpus_per_node={self.cluster.gpus_per_node} have room for "
-                f"{count_of_ranks(len(there))}. Give more hosts, nodes or gpus_per_node"
+                f"{count_of_ranks(len(assumed))}. Give more hosts, nodes or gpus_per_node"
             )
-        return there[:wanted]
+        return assumed[:num_ranks]
 
     def points(self) -> list[StudyPoint]:
         """Return the checked points.
@@ -165,37 +169,36 @@ class StudyPlan:
             ConfigError: points cannot be measured; the message has one line for each reason.
         """
         points = []
-        wrong: dict[str, list[Any]] = {}
+        values_by_problem: dict[str, list[Any]] = {}
         for number, value in enumerate(self.values):
             try:
                 points.append(self._point(number, value))
             except ConfigError as error:
                 for line in str(error).splitlines():
-                    wrong.setdefault(line, []).append(value)
-        if wrong:
-            named = [f"{self.vary} = {', '.join(map(str, v))}: {line}" for line, v in wrong.items()]
-            num_bad = len(set(map(repr, itertools.chain(*wrong.values()))))
+                    values_by_problem.setdefault(line, []).append(value)
+        if values_by_problem:
+            named = [
+                f"{self.vary} = {', '.join(map(str, v))}: {line}" for line, v in values_by_problem.items()
+            ]
             raise ConfigError(
-                f"{num_bad} of {len(self.values)} points cannot be measured, and nothing was started:\n"
+                f"{len(self.values) - len(points)} of {len(self.values)} points cannot be measured, and nothing was started:\n"
                 + "\n".join(named)
             )
         return points
 
     def _point(self, number: int, value: Any) -> StudyPoint:
-        """Build and check one point: the shared settings with the varied value, and the steps of the study.
+        """Build and check one point: the shared settings, the varied value, and the steps of the study.
 
         Raises:
-            ConfigError: the point cannot be measured, or not be compared with the others.
+            ConfigError: the point cannot be measured, or cannot be compared with the others.
         """
         is_ranks = self.vary == RANKS
         ranks = self._devices(value if is_ranks else None)
         num_steps = self.config.warm_up_steps + self.config.measured_steps
-        model = settings_of(self.recipe)
+        unused = settings_of(self.recipe).UNUSED
         defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
-        shared = {n: v for n, v in defaults.items() if n not in model.UNUSED} | {
-            **self.train,
-            "steps": num_steps,
-        }
+        used_defaults = {name: value for name, value in defaults.items() if name not in unused}
+        shared = {**used_defaults, **self.train, "steps": num_steps}
         config = config_of_point(self.recipe, shared, {} if is_ranks else {self.vary: value})
         if cycle := _cycle(config):
             if self.config.measured_steps % cycle:
@@ -204,11 +207,11 @@ class StudyPlan:
                     f"validations and checkpoints come again every {cycle} steps, and measured_steps = "
                     f"{self.config.measured_steps} is not a multiple of that. Give measured_steps={fitting}"
                 )
-            # A validation after the last measured step is timed until the next step begins, so one more step
-            # is needed.
+            # The time of a validation after the last measured step ends with the beginning of the next step,
+            # so that one more step is needed.
             config = config.changed(steps=num_steps + 1)
         if config.left_to_data:
-            # Ranks of a larger point may each have less memory, and would choose another model.
+            # With more ranks, each may have less memory, and another model would be chosen.
             names = ", ".join(config.left_to_data)
             raise ConfigError(
                 f"{names}: left out, and chosen by the memory of a rank. Points are compared only with the same model: give "
@@ -223,7 +226,7 @@ class StudyPlan:
         if is_ranks and self.config.mode == "strong":
             _require_even_shares(config, len(ranks))
         requirements.require_extras(config)
-        # Take the parsed value from the settings: on the command line every value is text.
+        # The settings have parsed the value, which is text on the command line.
         value = value if is_ranks else getattr(config, self.vary)
         return StudyPoint(number, value, len(ranks), adapt_to_devices(config, ranks))
 
@@ -251,7 +254,7 @@ class StudyPlan:
 
     @classmethod
     def read(cls, folder: Path) -> tuple[StudyPlan, Mapping[str, Any]]:
-        """Return a plan that `write` has written, and hosts, devices and versions of the study's first start.
+        """Read study.toml. Return (the plan, the hosts, devices and versions of the study's first start).
 
         Raises:
             ConfigError: the folder is not the folder of a study, or its file cannot be used.
@@ -282,14 +285,14 @@ class StudyPlan:
 
 
 def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]) -> StudyPlan:
-    """Plan the study that the person asks for.
+    """Plan a study.
 
     Args:
         recipe: the recipe to train.
         vary: 'ranks', or a field of the recipe's settings.
         values: the values to measure.
-        settings: fields of StudyConfig, ClusterConfig and the recipe's settings, and `preset`, the name of
-            values for those of the recipe that are not given.
+        settings: fields of StudyConfig, ClusterConfig and the recipe's settings. `preset` names a preset,
+            whose values replace the defaults of the recipe's settings.
 
     Raises:
         ConfigError: something is not valid; the message has all known problems. Nothing was started.
@@ -300,7 +303,7 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     of_study, of_cluster, of_run = divide(settings, homes, f"a study of {recipe}")
     # All points have the same kind of device, so that they can be compared.
     cluster, placement_note = enough_ranks.placed(ClusterConfig.checked(**of_cluster))
-    made = StudyPlan(
+    study = StudyPlan(
         recipe,
         StudyConfig.checked(**of_study),
         _with_room(cluster, values if vary == RANKS else [1]),
@@ -309,14 +312,14 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
         of_run,
         placement_note=placement_note,
     )
-    if problems := list(_problems(made, fields)):
+    if problems := list(_problems(study, fields)):
         raise ConfigError("\n".join(problems))
-    return replace(made, values=[point.value for point in made.points()])
+    return replace(study, values=[point.value for point in study.points()])
 
 
 def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
-    """Return the settings of the cluster with enough ranks on each of other hosts for the largest point,
-    unless they give a number: a study has to know before the hosts are there."""
+    """Return the settings of the cluster. On other hosts, if `gpus_per_node` is not given, each host gets as
+    many ranks as the largest point needs, because the study cannot wait until the hosts are known."""
     if cluster.is_local or cluster.gpus_per_node is not None or not ranks:
         return cluster
     numbers = [ClusterConfig.checked(ranks=number).ranks or 1 for number in ranks]
@@ -328,66 +331,69 @@ def _with_preset(
 ) -> dict[str, Any]:
     """Return the settings, with the values of their preset in place of its name.
 
-    What a study decides, and checkpoints and validations, are not taken from the preset. Where the user gave
-    one it is kept, so that a setting which a study decides is refused later.
+    The settings in DECIDED, and those of checkpoints and validations, are not taken from the preset. If the
+    user gave one, it is kept, and one in DECIDED is refused later.
     """
-    # The preset sees the varied setting as given, and leaves out values that take its effect away.
-    # The study itself sets it at each point, so that it is taken out again.
+    # The preset is merged with the varied setting as if that were given, because values of the preset that
+    # make it ineffective are then left out. The study sets it for each point, so that it is removed again.
     varied = {} if vary == RANKS else {vary: list(values)}
     merged = with_preset(recipe, {**varied, **settings})
-    of_study = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
-    return {name: value for name, value in merged.items() if name not in {*varied, *of_study}}
+    left_out = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
+    return {name: value for name, value in merged.items() if name not in {*varied, *left_out}}
 
 
-def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
+def create_folder(study: StudyPlan, environment: Mapping[str, Any]) -> Path:
     """Make the folder of a new study, with access for the user only, and write study.toml into it."""
-    folder = new_folder(made.config.studies_dir, f"study-{made.title}")
+    folder = new_folder(study.config.studies_dir, f"study-{study.title}")
     folder.mkdir(parents=True, mode=0o700)
-    made.write(folder, environment)
+    study.write(folder, environment)
     return folder
 
 
 def order(num_points: int, repeats: int) -> list[tuple[int, int]]:
     """Return the (repeat, point) pairs in the order in which they are measured.
 
-    The points take turns, so that a machine that becomes warm or busy slows no single point. Every other turn
-    goes backwards, so that neighbours in time are neighbours in size, and a cluster changes its size by as
-    little as possible.
+    Each repeat measures all points, so that a machine that becomes warm or busy does not slow one point
+    alone. Every other repeat goes backwards, so that the number of ranks changes by as little as possible.
     """
-    turns = [range(num_points) if turn % 2 == 0 else range(num_points - 1, -1, -1) for turn in range(repeats)]
-    return [(turn, point) for turn, points in enumerate(turns) for point in points]
+    points = range(num_points)
+    return [(repeat, p) for repeat in range(repeats) for p in (points[::-1] if repeat % 2 else points)]
 
 
 def _cycle(config: TrainConfig) -> int:
-    """Return the number of steps after which validations and checkpoints coincide again; 0 without either."""
+    """Return `StudyPoint.cycle` of the settings."""
     periods = [every for every in (config.val_every, config.checkpoint_every) if every]
     return math.lcm(*periods) if periods else 0
 
 
-def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
+def _problems(study: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield the problems of the study as a whole, before its points are checked."""
-    if made.vary != RANKS and made.vary not in fields:
-        meant = did_you_mean(made.vary, fields)
-        yield f"{made.vary} is not a setting of {made.recipe}.{meant} Settings: {', '.join(fields)}"
-    for name in (*made.train, made.vary):
+    if study.vary != RANKS and study.vary not in fields:
+        meant = did_you_mean(study.vary, fields)
+        yield f"{study.vary} is not a setting of {study.recipe}.{meant} Settings: {', '.join(fields)}"
+    for name in (*study.train, study.vary):
         if name in DECIDED:
             yield f"{name} cannot be given: {DECIDED[name]}"
-    if not made.values:
-        yield f"{made.vary} has no values. Give a list, such as {made.vary}=[1, 2]"
-    elif len(made.values) > _MAX_POINTS:
-        yield f"{made.vary} has {len(made.values)} values, at most {_MAX_POINTS} go"
-    elif len(set(map(repr, made.values))) < len(made.values):
-        yield f"{made.vary} = {list(made.values)} has a value twice"
-    if made.cluster.launcher_settings.IS_STARTED_BY_HAND:
+    if not study.values:
+        yield f"{study.vary} has no values. Give a list, such as {study.vary}=[1, 2]"
+    elif len(study.values) > _MAX_POINTS:
+        yield f"{study.vary} has {len(study.values)} values, at most {_MAX_POINTS} go"
+    elif len(set(map(repr, study.values))) < len(study.values):
+        yield f"{study.vary} = {list(study.values)} has a value twice"
+    if study.cluster.launcher_settings.IS_STARTED_BY_HAND:
         yield (
-            f"launcher={made.cluster.launcher!r} does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
+            f"launcher={study.cluster.launcher!r} does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
             "again. Take launcher='ssh' or 'slurm', or %%scaling on the cluster that runs"
         )
-    if made.cluster.save_before_time_limit:
+    if study.cluster.save_before_time_limit:
         yield "save_before_time_limit does not go with a study: it keeps no variables"
-    if made.cluster.keep:
+    if study.cluster.keep:
         yield "keep does not go with a study: it ends with its process, and goes on with study.resume()"
-    if made.vary == RANKS and made.config.mode == "weak" and made.train.get("global_batch_size") is not None:
+    if (
+        study.vary == RANKS
+        and study.config.mode == "weak"
+        and study.train.get("global_batch_size") is not None
+    ):
         yield (
             "global_batch_size does not go with mode='weak', which keeps the batch of each rank. Give batch_size, or "
             "mode='strong'"
@@ -396,7 +402,7 @@ def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _require_even_shares(config: TrainConfig, num_ranks: int) -> None:
     """Raise ConfigError if the global batch cannot be divided evenly among the ranks and micro-batches."""
-    assert config.global_batch_size is not None, "the caller has set it"
+    assert config.global_batch_size is not None, "the caller has set global_batch_size"
     if config.global_batch_size % (num_ranks * config.accumulate):
         raise ConfigError(
             f"a step of {config.global_batch_size} samples cannot be shared out over {count_of_ranks(num_ranks)} and "

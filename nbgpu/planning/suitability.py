@@ -1,4 +1,4 @@
-"""Check, before anything starts, whether a run's settings suit the ranks that are to train it."""
+"""Check, before anything starts, whether a run's settings can be used on its ranks, and adapt them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FP16_SINCE = 7.0
 def divide(
     settings: Mapping[str, Any], homes: Sequence[Mapping[str, Any]], owner: str
 ) -> list[dict[str, Any]]:
-    """Divide settings among the classes that have them.
+    """Divide settings among classes by their fields. Return one dictionary for each class.
 
     Args:
-        settings: by name, as the user gave them.
+        settings: the settings by name, as the user gave them.
         homes: the fields of each class.
-        owner: the owner of these settings for the message, such as 'a study of autoencoder'.
+        owner: the thing that has these settings, for messages, such as 'a study of autoencoder'.
 
     Raises:
-        ConfigError: no class has a setting; one line for each.
+        ConfigError: a line for each setting that no class has as a field.
     """
     names = [name for home in homes for name in home]
     if unknown := [name for name in settings if name not in names]:
@@ -45,8 +45,8 @@ def divide(
 
 
 def adapt_to_devices(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
-    """Return the final settings for these ranks: `batch_size` follows from `global_batch_size` where that is
-    given, amp='auto' becomes the best precision of all devices, and a smoke test gets a short run.
+    """Return the final settings for these ranks: `batch_size` is computed from `global_batch_size` if that is
+    given, amp='auto' becomes the best precision that all devices have, and a smoke test becomes a short run.
 
     Args:
         config: the settings as the user gave them.
@@ -55,40 +55,37 @@ def adapt_to_devices(config: TrainConfig, devices: Sequence[Device]) -> TrainCon
     Raises:
         ConfigError: the ranks cannot train with these settings; the message has one line for each reason.
     """
-    problems = list(_problems(config, devices))
-    problems += _wrong_paths(config)
-    if problems:
+    if problems := [*_problems(config, devices), *_wrong_paths(config)]:
         raise ConfigError("\n".join(problems))
     if config.amp == "auto":
-        config = config.changed(amp=_amp_of(config, devices))
+        config = config.changed(amp=_best_amp(config, devices))
     if config.smoke_test:
-        return _smaller(config)
+        return _smoke_test(config)
     if config.global_batch_size is None:
         return config
     return config.changed(batch_size=config.global_batch_size // (len(devices) * config.accumulate))
 
 
-def _amp_of(config: TrainConfig, devices: Sequence[Device]) -> str:
-    """Return the precision for amp='auto': the best that all devices have in hardware, the same for all
-    ranks."""
+def _best_amp(config: TrainConfig, devices: Sequence[Device]) -> str:
+    """Return the precision for amp='auto': the best one that all devices have in hardware, because all ranks
+    use the same."""
     least = min(device.compute_capability if device.kind == "cuda" else 0.0 for device in devices)
     if config.dtype == "float64" or least < _FP16_SINCE:
         return "off"
     if least >= _BF16_SINCE:
         return "bf16"
-    # fp16 needs a scaled loss, and with sharded gradients the ranks would scale their losses differently.
+    # fp16 needs loss scaling, and with sharded gradients the ranks would scale their losses differently.
     return "off" if config.strategy == "fsdp" or config.cpu_offload else "fp16"
 
 
-def least_amp(of_ranks: Sequence[str]) -> str:
-    """Return the precision that all ranks can compute in, from the best of each."""
-    return min(of_ranks, key=("off", "fp16", "bf16").index)
+def least_amp(best_amps: Sequence[str]) -> str:
+    """Return the best precision that all ranks have, from the best one of each rank."""
+    return min(best_amps, key=("off", "fp16", "bf16").index)
 
 
 def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each setting that has no effect because all ranks are CPU ranks.
-
-    The run goes on: a notebook that was written for GPUs works where there is none.
+    """Yield a sentence for each setting that has no effect because all ranks are CPU ranks. These are no
+    errors, so that a notebook that was written for GPUs also works without them.
     """
     if any(device.kind == "cuda" for device in devices):
         return
@@ -103,38 +100,40 @@ def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str
 
 
 def require_paths(config: TrainConfig) -> None:
-    """Raise ConfigError with a line for every path among the settings that does not exist, or is neither a
-    file nor a folder; nothing is opened."""
+    """Raise ConfigError with a line for each path in the settings that does not exist, or is neither a file
+    nor a folder. No file is opened."""
     if wrong := list(_wrong_paths(config)):
         raise ConfigError("\n".join(wrong))
 
 
 def _wrong_paths(config: TrainConfig) -> Iterator[str]:
-    """Yield a sentence for each path among the settings that cannot be read."""
+    """Yield a sentence for each path in the settings that does not exist, or is a pipe or a device."""
     for name in type(config).model_fields:
         for path in paths_to_read(config, name):
             if not path.exists():
                 yield f"{name} = {str(path)!r}: there is no such file or folder. {name}: {description(type(config), name)}"
             elif _is_special(path):
-                yield _not_read(name, path)
-    # In an own recipe `data` need not be a path. If it names a pipe or a device, opening it could block.
+                yield _special_problem(name, path)
+    # In a user's own recipe `data` need not be a path. If it is that of a pipe or a device, opening it may
+    # block.
     data = Path(config.data)
     if _is_special(data) and data not in paths_to_read(config, "data"):
-        yield _not_read("data", data)
+        yield _special_problem("data", data)
 
 
 def _is_special(path: Path) -> bool:
+    """Return whether a path is that of a pipe, a device or the like."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def _not_read(name: str, path: Path) -> str:
+def _special_problem(name: str, path: Path) -> str:
     return (
         f"{name} = {str(path)!r} is neither a file nor a folder, but a pipe or a device, which might be waited for "
         "without end"
     )
 
 
-def _smaller(config: TrainConfig) -> TrainConfig:
+def _smoke_test(config: TrainConfig) -> TrainConfig:
     """Return the settings of a smoke test: three steps of two samples for each rank, with a validation and
     without a cache."""
     accumulate = min(config.accumulate, 2)
@@ -151,15 +150,14 @@ def _smaller(config: TrainConfig) -> TrainConfig:
         on_nonfinite="stop",
         resume="",
         profile="",
-        # A cache would decode all volumes before the first of three steps.
+        # A cache would decode all volumes before the first step.
         dataset="plain",
         replace_rate=0.0,
     )
 
 
 def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each setting that these ranks cannot fulfil: their number, and the abilities of
-    their devices."""
+    """Yield a sentence for each setting that cannot be used with this number of ranks or these devices."""
     num_ranks = len(devices)
     if config.strategy == "single" and num_ranks > 1:
         yield (
@@ -196,4 +194,5 @@ def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
 
 
 def _too_old(setting: str, device: Device, advice: str, needs: float = _BF16_SINCE) -> str:
+    """Return the sentence for a GPU whose compute capability is below the one that a setting needs."""
     return f"{setting} needs compute capability {needs}, and {device.label()} has {device.compute_capability}. {advice}"

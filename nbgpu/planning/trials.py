@@ -1,5 +1,4 @@
-"""The trials of a sweep: the values that the user asks for, the check of every combination, and
-sweep.toml."""
+"""The plan of a sweep: the varied settings, its trials and their checks, and sweep.toml."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,7 +31,8 @@ MAX_TRIALS = 10_000
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*(?:[:\s]\s*(log))?\s*")
 _DRAWN_DIGITS = 4
-_MAX_DRAWS_FOR_EACH = 100
+"""The significant digits of a drawn number; more would only make the tables of trials hard to read."""
+_MAX_DRAWS_PER_TRIAL = 100
 _NOT_SWEPT = {
     "recipe": "a sweep has one recipe",
     "runs_dir": "it is the folder that gets the sweep's own",
@@ -70,15 +70,17 @@ class Range:
         return f"{'..'.join(ends)}{':log' if self.log else ''}"
 
     def draw(self, source: random.Random) -> float | int:
-        """Draw a number, rounded to four digits or to a whole number, and never outside the range."""
-        if self.whole and not self.log:
+        """Draw a number, rounded to _DRAWN_DIGITS digits or to a whole number, and never outside the
+        range."""
+        if self.log:
+            value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        elif self.whole:
             return source.randint(int(self.low), int(self.high))
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        value = source.uniform(low, high)
-        value = math.exp(value) if self.log else value
-        # More digits would only make the tables of trials hard to read.
-        rounded = round(value) if self.whole else float(f"{value:.{_DRAWN_DIGITS}g}")
-        return min(max(rounded, self.low), self.high) if not self.whole else int(rounded)
+        else:
+            value = source.uniform(self.low, self.high)
+        if self.whole:
+            return round(value)
+        return min(max(float(f"{value:.{_DRAWN_DIGITS}g}"), self.low), self.high)
 
 
 Varied = Mapping[str, Sequence[Any] | Range]
@@ -96,15 +98,15 @@ class SweepPlan:
     """The settings that all trials have in common."""
     varied: Varied
     trials: Sequence[Mapping[str, Any]]
-    """The settings in which each trial differs, by field."""
+    """For each trial, the settings in which trials differ."""
 
     def settings(self, number: int) -> TrainConfig:
         """Return the checked settings of one trial."""
         return config_of_point(self.recipe, self.shared, self.trials[number])
 
     def asked(self, number: int) -> dict[str, Any]:
-        """Return the settings of one trial that the user varies. A trial may differ from others in more
-        settings, whose defaults follow from these."""
+        """Return the values of one trial for the settings that the user varies. Trials may differ in further
+        settings, whose defaults depend on these."""
         return {name: value for name, value in self.trials[number].items() if name in self.varied}
 
     def write(self, folder: Path) -> None:
@@ -124,7 +126,11 @@ class SweepPlan:
 
     @classmethod
     def read(cls, folder: Path, **overrides: Any) -> SweepPlan:
-        """Read a plan that `write` has written. `overrides` are settings of the sweep or the cluster.
+        """Read a plan from sweep.toml.
+
+        Args:
+            folder: the sweep's folder.
+            overrides: settings of the sweep or of the cluster that replace those in the file.
 
         Raises:
             ConfigError: the folder is not the folder of a sweep, or its file cannot be used.
@@ -163,13 +169,13 @@ def _split_settings(recipe: str, settings: Mapping[str, Any]) -> list[dict[str, 
 
 
 def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
-    """Plan the sweep that the user asks for.
+    """Plan a sweep.
 
     Args:
         recipe: the recipe to train.
-        settings: fields of SweepConfig, ClusterConfig and the recipe's settings. A list gives the values to
-            try, and so does a text such as '1e-5..1e-2:log' for a number; everything else is the same for all
-            trials. A `preset` is the name of values for the settings that are not given.
+        settings: fields of SweepConfig, ClusterConfig and the recipe's settings. A list has the values to
+            try, and so has a text such as '1e-5..1e-2:log' for a number; any other value is the same for all
+            trials. `preset` names a preset, whose values replace the defaults of the recipe's settings.
 
     Raises:
         ConfigError: a setting is not valid; the message has all known problems. Trials are not checked yet.
@@ -199,10 +205,13 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
 
 
 def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
-    """Check the settings of the trials' clusters, and set one rank on each host where nothing else is
-    given."""
+    """Return the checked settings of the trials' clusters, by default with one rank, or one on each host.
+
+    Raises:
+        ConfigError: a setting is not valid, or does not go with a sweep.
+    """
     name = given.get("launcher", default_of(ClusterConfig, "launcher"))
-    # A name that is not known is refused with the other settings.
+    # An unknown name is refused below, together with the other settings.
     launcher = LAUNCHERS.get(name, LauncherSettings)
     if launcher.IS_STARTED_BY_HAND:
         raise ConfigError(
@@ -224,28 +233,28 @@ def checked(
     ranks: Sequence[Sequence[Device]],
     check: Callable[[TrainConfig], object] = lambda _: None,
 ) -> SweepPlan:
-    """Complete and check the settings of every trial, and return the plan with them.
+    """Check the settings of every trial, and return the plan with complete settings.
 
     Args:
         plan: a plan from the function `plan`.
-        ranks: the devices of the ranks in each of the clusters that trials may get.
+        ranks: for each cluster that a trial may get, the devices of its ranks.
         check: called with the settings of each trial; raises ConfigError if they are not valid.
 
     Raises:
         ConfigError: some trials cannot run; the message has the reason for each.
     """
-    wrong: dict[str, list[int]] = {}
+    trials_by_problem: dict[str, list[int]] = {}
     for number in range(len(plan.trials)):
         for line in _trial_problems(plan, number, ranks, check):
-            wrong.setdefault(line, []).append(number)
-    if wrong:
-        num_bad = len(set(itertools.chain(*wrong.values())))
-        lines = [_refusal(plan, line, numbers) for line, numbers in wrong.items()]
+            trials_by_problem.setdefault(line, []).append(number)
+    if trials_by_problem:
+        num_bad = len(set(itertools.chain(*trials_by_problem.values())))
+        lines = [_refusal(plan, line, numbers) for line, numbers in trials_by_problem.items()]
         raise ConfigError(
             f"{num_bad} of {len(plan.trials)} trials cannot run, and none was started:\n" + "\n".join(lines)
         )
     configs = [plan.settings(number).model_dump() for number in range(len(plan.trials))]
-    present = [defaults_beside(settings_of(plan.recipe), config) for config in configs]
+    present_defaults = [defaults_beside(settings_of(plan.recipe), config) for config in configs]
     # A varied setting may decide the default of another one, in which trials then differ as well.
     differing = [
         name
@@ -254,17 +263,15 @@ def checked(
         and any(config[name] != configs[0][name] for config in configs)
     ]
     trials = [{name: config[name] for name in (*plan.varied, *differing)} for config in configs]
-    # A setting that has no effect in some trials is at its default there. The shared value is that of a trial
-    # in which it was changed.
-    shared = {
-        name: next(
-            (c[name] for c, defaults in zip(configs, present, strict=True) if c[name] != defaults[name]),
-            value,
-        )
-        for name, value in configs[0].items()
-        if name not in (*plan.varied, *differing, "recipe")
-    }
-    return SweepPlan(plan.recipe, plan.config, plan.cluster, shared, plan.varied, trials)
+    shared = {n: v for n, v in configs[0].items() if n not in (*plan.varied, *differing, "recipe")}
+    for name in shared:
+        # A setting that has no effect in some trials has its default there. The shared value is that of a
+        # trial in which it has another one.
+        for config, defaults in zip(configs, present_defaults, strict=True):
+            if config[name] != defaults[name]:
+                shared[name] = config[name]
+                break
+    return replace(plan, shared=shared, trials=trials)
 
 
 def create_folder(plan: SweepPlan) -> Path:
@@ -277,13 +284,13 @@ def create_folder(plan: SweepPlan) -> Path:
 
 
 def from_text(text: str) -> str | list[str]:
-    """Parse the value of a flag: a list if it contains commas, else one value or a range as text."""
+    """Split the text of a flag at its commas; without commas, return it as one value or a range."""
     parts = [part.strip() for part in text.split(",")]
     return parts if len(parts) > 1 else text.strip()
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """Return settings as text: 'lr=0.001, seed=0'."""
+    """Return settings as text, such as 'lr=0.001, seed=0'."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -322,34 +329,34 @@ def _problems(
 
 
 def _grid(varied: Varied) -> list[dict[str, Any]]:
-    """Return every combination of the values; the field that was given last changes first."""
+    """Return every combination of the values, in which the field that was given last changes fastest."""
     return [_combination(varied, number) for number in range(_grid_size(varied))]
 
 
 def _grid_size(varied: Varied) -> int:
-    """Return the number of combinations of the values, without the fields that have a range."""
+    """Return the number of combinations of the values of all fields without a range."""
     return math.prod(len(values) for values in varied.values() if not isinstance(values, Range))
 
 
 def _combination(varied: Varied, number: int) -> dict[str, Any]:
-    """Return one combination of the values by its number in the grid."""
-    reversed_combination: dict[str, Any] = {}
-    for name, values in reversed(list(varied.items())):
+    """Return the combination of the values that has this number in the grid."""
+    combination: dict[str, Any] = dict.fromkeys(varied)
+    for name, values in reversed(varied.items()):
         assert not isinstance(values, Range), "a grid has lists only"
         number, index = divmod(number, len(values))
-        reversed_combination[name] = values[index]
-    return dict(reversed(reversed_combination.items()))
+        combination[name] = values[index]
+    return combination
 
 
 def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
     """Draw combinations at random, no two alike."""
     source = random.Random(config.random_seed)
     if not any(isinstance(values, Range) for values in varied.values()):
-        # The numbers are drawn, because the whole grid may not fit into memory.
+        # Numbers of combinations are drawn, because the whole grid may not fit into memory.
         numbers = source.sample(range(_grid_size(varied)), config.random)
         return [_combination(varied, number) for number in numbers]
     trials: dict[str, dict[str, Any]] = {}
-    for _ in range(_MAX_DRAWS_FOR_EACH * config.random):
+    for _ in range(_MAX_DRAWS_PER_TRIAL * config.random):
         drawn = {
             name: values.draw(source) if isinstance(values, Range) else source.choice(values)
             for name, values in varied.items()
@@ -363,7 +370,11 @@ def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
 
 
 def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
-    """Return the values to try for a field: the items of a list, a range, or one value."""
+    """Return the values to try for a field: the items of a list, the range in a text, or one value.
+
+    Raises:
+        ConfigError: a range is not valid.
+    """
     if isinstance(given, list):
         return [item(value, info) for value in given]
     if isinstance(given, str) and (number := _number_type(info)) and (match := _RANGE.fullmatch(given)):
@@ -379,8 +390,8 @@ def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
 
 
 def item(value: Any, info: FieldInfo) -> Any:
-    """Return a value of a field, parsed if it is text from the command line or from sweep.toml: None, a tuple
-    of words, or the text itself, which the settings parse."""
+    """Parse the value of a field if it is text, from the command line or from sweep.toml: as None, as a tuple
+    of its words, or as the text itself, which pydantic parses later."""
     if not isinstance(value, str):
         return value
     types = _types(info)
@@ -415,7 +426,7 @@ def _trial_problems(
     ranks: Iterable[Sequence[Device]],
     check: Callable[[TrainConfig], object],
 ) -> list[str]:
-    """Return the reasons why one trial cannot run, each once."""
+    """Return the reasons why one trial cannot run, each once; empty if it can."""
     try:
         config = plan.settings(number)
         requirements.require_extras(config)
@@ -428,13 +439,13 @@ def _trial_problems(
 
 
 def _refusal(plan: SweepPlan, reason: str, refused: Sequence[int]) -> str:
-    """Return a line that says which trials cannot run, and why. It describes them by the settings that they
-    share, if no other trial has these; otherwise one by one.
+    """Return a line that says which trials cannot run, and why. If only these trials share some settings, the
+    line names those settings, and else every trial.
 
     Args:
         plan: the sweep.
-        reason: why they cannot run.
-        refused: the numbers of these trials, ascending.
+        reason: why the trials cannot run.
+        refused: the numbers of the trials, ascending.
     """
     if len(refused) == len(plan.trials):
         return f"all trials: {reason}"

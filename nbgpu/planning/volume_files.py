@@ -1,4 +1,4 @@
-"""The files of volumes that a folder or a list names, found without torch."""
+"""The files of volumes in a folder or a list, found without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbgpu.planning.csv_rows import read_csv
 SUFFIXES = (".nii", ".nii.gz")
 READ_ERRORS = (OSError, EOFError, ValueError, struct.error, zlib.error)
 """The errors of nibabel, numpy and gzip for a damaged file (BadGzipFile is an OSError), without nibabel's own
-classes, whose import takes a moment."""
+classes, whose import takes long."""
 _OTHER_SUFFIXES = (".dcm", ".ima", ".hdr", ".img", ".mgz", ".mgh", ".nrrd", ".mha", ".mhd")
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
 """The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""
@@ -28,22 +28,22 @@ _PATIENT_IN_NAME = (
     re.compile(r"(BraTS[A-Za-z0-9-]*?-[0-9]{5})-[0-9]{3}"),  # BraTS-GLI-00005-100/...-t1n.nii.gz
     re.compile(r"(BraTS[0-9]{2,4}_[A-Za-z_]*?[0-9]+)(?:_|$)"),  # BraTS20_Training_001_flair.nii
 )
-"""Where the names of public collections have the patient."""
+"""The patient in the names of files of public collections."""
 _PATIENT_KEYS = ("patient", "patient_id", "subject", "subject_id")
 
 
 @dataclass(frozen=True)
 class VolumeList:
-    """The files that a folder or a list names. `validation` and `test` are empty unless a list has these
+    """The volumes in a folder or a list. `validation` and `test` are empty unless a list has these
     sections."""
 
     training: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     patients: Mapping[Path, str] = field(default_factory=dict)
-    """The patient of each file that a list names with one."""
+    """The patient of each file for which a list names one."""
     passed_over: str = ""
-    """A sentence about images of other formats in a folder, which are not read; empty for none."""
+    """A sentence about the images of other formats in a folder, which are not read; empty for none."""
 
     @property
     def everything(self) -> tuple[Path, ...]:
@@ -51,26 +51,24 @@ class VolumeList:
         return (*self.training, *self.validation, *self.test)
 
     def patient_of(self, path: Path, pattern: str = "") -> str:
-        """Return the patient of a file: by the pattern if there is one, else by the list, else by the naming
-        of BIDS and BraTS. Any other file counts as a patient of its own."""
-        if pattern:
-            in_path = re.search(pattern, str(path))
-            return in_path[1] if in_path else str(path)
-        if path in self.patients:
+        """Return the patient of a file: the first group of the pattern if there is one, else as the list
+        says, else as the names of BIDS and BraTS have it. Any other file counts as one patient."""
+        if not pattern and path in self.patients:
             return self.patients[path]
-        matches = (known.search(str(path)) for known in _PATIENT_IN_NAME)
+        matches = (re.search(one, str(path)) for one in ([pattern] if pattern else _PATIENT_IN_NAME))
         return next((match[1] for match in matches if match), str(path))
 
 
 def find_volumes(source: str) -> VolumeList:
-    """Return the volumes that `source` names, each once, in a fixed order.
+    """Return the volumes of a folder, file or list, each once and in a fixed order.
 
     `source` is a folder (searched with its subfolders for .nii and .nii.gz), one such file, a CSV list with
     one of IMAGE_COLUMNS as a heading, or a JSON list: of paths, of {"image": path}, or MONAI's and the
     Medical Segmentation Decathlon's {"training": [...], "validation": [...], "test": [...]}. A column or
     entry 'patient' names whose volume it is. Relative paths in a list are relative to the list's own folder.
 
-    Raises DataError if `source` does not exist, names no volume, or is no such list.
+    Raises:
+        DataError: `source` does not exist, names no volume, or is no such list.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -95,14 +93,14 @@ def find_volumes(source: str) -> VolumeList:
 
 
 def _read_folder(folder: Path) -> VolumeList:
-    """Find the NIfTI files in a folder and its subfolders, and note images of other formats.
+    """Return the NIfTI files in a folder and its subfolders, with a note about images of other formats.
 
     Raises:
         DataError: there is no NIfTI file.
     """
-    # Hidden files are none: a Mac leaves '._scan.nii.gz' beside each 'scan.nii.gz' on other file systems.
+    # Hidden files are left out: a Mac writes '._scan.nii.gz' beside each 'scan.nii.gz' on other file systems.
     files = list(files_below(folder))
-    # Sorted, because the order of a folder differs between file systems and would change each rank's share.
+    # Sorted, because the order of files differs between file systems, and decides the share of each rank.
     volumes = tuple(sorted(path for path in files if is_nifti(path)))
     others = sorted(path for path in files if _is_other_image(path))
     advice = (
@@ -119,8 +117,8 @@ def _read_folder(folder: Path) -> VolumeList:
 
 
 def _is_other_image(path: Path) -> bool:
-    """Return whether a file is an image of a format that is not read: by its name, or DICOM by its first
-    bytes, because scanners write DICOM files without an ending."""
+    """Return whether a file is an image of a format that is not read: by its name, or as DICOM by its first
+    bytes, because scanners write DICOM files without a suffix."""
     name = path.name.lower()
     if name.endswith(_OTHER_SUFFIXES):
         return True
@@ -132,7 +130,7 @@ def _is_other_image(path: Path) -> bool:
 
 
 def is_nifti(path: Path) -> bool:
-    """Whether a file is a NIfTI volume by its name."""
+    """Return whether a file is a NIfTI volume by its name."""
     return path.name.lower().endswith(SUFFIXES)
 
 
@@ -168,28 +166,38 @@ def _read_json(path: Path) -> VolumeList:
             f"{path}: is neither a list nor an object with the lists 'training', 'validation' and 'test'. Write "
             '["a.nii.gz", ...], [{"image": "a.nii.gz"}, ...] or {"training": [...]}'
         )
-    found: dict[str, tuple[Path, ...]] = {}
+    volumes_of: dict[str, tuple[Path, ...]] = {}
     patients: dict[Path, str] = {}
     for part, entries in lists.items():
-        found[part], of_part = _resolve(path, [(f"{part}[{i}]", entry) for i, entry in enumerate(entries)])
-        patients |= of_part
+        named = [(f"{part}[{i}]", entry) for i, entry in enumerate(entries)]
+        volumes_of[part], patients_of_part = _resolve(path, named)
+        patients |= patients_of_part
     parts_of: dict[Path, list[str]] = {}
-    for part, paths in found.items():
-        for each in paths:
-            parts_of.setdefault(each, []).append(part)
-    twice = [
-        f"{each}: is listed for {' and for '.join(parts)}. Keep one of them"
-        for each, parts in sorted(parts_of.items())
+    for part, volumes in volumes_of.items():
+        for volume in volumes:
+            parts_of.setdefault(volume, []).append(part)
+    repeated = [
+        f"{volume}: is listed for {' and for '.join(parts)}. Keep one of them"
+        for volume, parts in sorted(parts_of.items())
         if len(parts) > 1
     ]
-    if twice:
-        raise DataError("\n".join(twice))
-    return VolumeList(found["training"], found["validation"], found["test"], patients)
+    if repeated:
+        raise DataError("\n".join(repeated))
+    training, validation, test = volumes_of.values()
+    return VolumeList(training, validation, test, patients)
 
 
 def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[tuple[Path, ...], dict[Path, str]]:
-    """Return the entries as paths, each once, because a volume that is listed twice must not be in both parts
-    of the data; and the patient of each file whose entry names one."""
+    """Resolve the entries of a list of volumes.
+
+    Args:
+        list_path: the file of the list; paths in it are relative to its folder.
+        entries: (name of the entry for messages, path or mapping with the key 'image') of each entry.
+
+    Returns:
+        (The paths, each once, so that a volume that is listed twice is not in two parts of the data; the
+        patient of each file whose entry names one.)
+    """
     bad, paths, patients = [], [], {}
     for place, entry in entries:
         fields = entry if isinstance(entry, dict) else {"image": entry}

@@ -1,4 +1,4 @@
-"""The number of worker processes that load a rank's data, and the reason for it."""
+"""The number of worker processes that load the data of a rank, with the reason for the number."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from nbgpu.config import TrainConfig
 from nbgpu.machine import numa
 from nbgpu.machine.cgroups import cpu_quota
+from nbgpu.text.ranks import count_of_ranks
 
 MAX_WORKERS = 4
-"""The most that are chosen automatically for a rank. More rarely help, because the disk becomes the limit,
-and each worker holds memory."""
+"""The most workers that are chosen automatically for a rank. More rarely help, because the disk becomes the
+limit, and each worker takes memory."""
 MIN_SHARED_BYTES = 256 * 1024**2
-"""Decoded volumes pass from workers to ranks through /dev/shm, which has 64 MiB in a container by default."""
+"""The least size of /dev/shm, through which workers send decoded volumes to their rank. In a container it has
+64 MiB by default."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class HostResources:
-    """The resources that all ranks of one host share."""
+    """The resources of a host that its ranks share."""
 
     num_cores: int
     num_ranks: int
@@ -43,7 +45,7 @@ class HostResources:
 
 
 def workers_for(config: TrainConfig, host: HostResources) -> Workers:
-    """Choose the number of worker processes that read, decode, crop and augment for each rank."""
+    """Choose the number of worker processes that read, decode, crop and augment volumes for each rank."""
     if config.num_workers is not None:
         return Workers(config.num_workers, "as the settings say")
     if config.transforms_on == "gpu":
@@ -61,7 +63,8 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
             f"/dev/shm has {host.shared_bytes // 1024**2} MiB, and what workers decode passes through it; for "
             "workers give it at least 256 MiB (docker run --shm-size=1g)",
         )
-    cores = f"{_count(host.num_cores, 'core')} for {_count(host.num_ranks, 'rank')} leave"
+    plural = "s" if host.num_cores != 1 else ""
+    cores = f"{host.num_cores} core{plural} for {count_of_ranks(host.num_ranks)} leave"
     num_left = host.num_cores // host.num_ranks - 1
     if num_left < 1:
         return Workers(0, f"{cores} none for workers")
@@ -73,25 +76,25 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
 
 
 def workers_for_own(config: TrainConfig) -> Workers:
-    """Return the worker processes that read for each rank, where the dataset is the user's own: none unless
-    the settings ask for them, because the samples may already be in memory."""
+    """Return the number of worker processes for a user's own dataset: none if the setting num_workers is left
+    out, because the samples may already be in memory."""
     if config.num_workers:
         return Workers(config.num_workers, "as the settings say")
     return Workers(0, "the rank reads its samples itself, between two steps; num_workers has them read ahead")
 
 
 def this_host(world_size: int) -> HostResources:
-    """Return the resources of this process's host. Under torchrun, LOCAL_WORLD_SIZE is the number of its
-    ranks. A rank that is bound to its GPU's NUMA node shares that node's cores with the other ranks there,
-    unless a quota of the container leaves each of them fewer."""
+    """Return the resources of this process's host.
+
+    Args:
+        world_size: the number of ranks. Under torchrun, LOCAL_WORLD_SIZE has the number of ranks on the host.
+    """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    # A rank that is bound to the NUMA node of its GPU shares the cores of the node with the other ranks
+    # there. Where the CPU quota of a container leaves fewer cores for each rank, the quota counts.
     shares = [(len(os.sched_getaffinity(0)), numa.num_ranks_on_cores() or num_ranks)]
     if (quota := cpu_quota()) is not None:
         shares.append((max(1, int(quota)), num_ranks))
     num_cores, num_sharing = min(shares, key=lambda share: share[0] / share[1])
     shared = Path("/dev/shm")
     return HostResources(num_cores, num_sharing, shutil.disk_usage(shared).total if shared.is_dir() else None)
-
-
-def _count(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' if count != 1 else ''}"

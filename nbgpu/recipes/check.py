@@ -22,33 +22,33 @@ from nbgpu.machine.watched import end_with
 from nbgpu.recipes import prediction
 
 BAD_DATA = 3
-"""Exit code if the data are unusable; the problems are on stderr."""
+"""The exit code if the data cannot be used; stderr then has the problems."""
 
 
 def main() -> None:
-    """Read the settings of a training, or the fields of a `Job`, as JSON from stdin, check their data, and
-    report slow work on stdout.
+    """Check the data of a run or a prediction, and report slow work on stdout.
 
-    The process ends with its parent, whose number is the first argument.
+    The first argument is the process id of the parent, with which this process ends. Stdin has JSON: the
+    settings of the run, or the fields of the prediction's `Job`.
     """
     end_with(int(sys.argv[1]))
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)
-    # A recipe file of the person may import modules from the working folder.
+    # A user's own recipe file may import modules from the working folder.
     interpreter.look_in([""])
-    asked = json.load(sys.stdin)
+    fields = json.load(sys.stdin)
     try:
         if sys.argv[2] == "prediction":
-            prediction.check(asked)
+            prediction.check(fields)
         else:
-            _check_training(asked)
+            _check_training(fields)
     except (DataError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(BAD_DATA)
 
 
 def _check_training(settings: dict[str, Any]) -> None:
-    """Let the recipe of these settings inspect its files; a DataError lists all problems."""
+    """Let the recipe with these settings inspect its data; DataError lists all problems."""
     recipe: object = by_name.load(from_data.complete(train_config(**settings)))
     if isinstance(recipe, Problem):
         recipe.load()

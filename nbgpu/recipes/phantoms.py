@@ -11,24 +11,25 @@ from torch import Tensor
 MIN_ELLIPSOIDS = 6
 MAX_ELLIPSOIDS = 11
 SEMI_AXES = (0.10, 0.28)
-"""Shortest and longest semi-axis, as a share of the volume's edge. Volumes that are no cubes have stretched
-ellipsoids."""
+"""The shortest and the longest semi-axis, as a share of the volume's edge along each axis: in a volume that
+is not a cube, ellipsoids are stretched."""
 INTENSITIES = (0.2, 0.9)
 EDGE_WIDTH_VOXELS = 0.11
-"""Scale of the logistic transition at an ellipsoid's edge."""
+"""The scale of the logistic function with which an ellipsoid's surface fades into its surroundings."""
 
 
 def phantom(size: int | Sequence[int], seed: int, index: int) -> Tensor:
-    """Return phantom number `index` of the family `seed`; it is the same whatever was drawn before.
+    """Generate a volume of ellipsoids, which follows from `size`, `seed` and `index` alone.
 
-    Later ellipsoids cover earlier ones like paint. The edges are soft over about half a voxel, so that they
-    vary smoothly with position and still contain more detail than a coarser grid can hold.
+    Later ellipsoids cover earlier ones. Surfaces fade over about half a voxel, so that values vary smoothly,
+    and still have more detail than a coarser grid can represent.
 
     Args:
-        size: edge of the volume in voxels, or one for each axis.
+        size: the edge of the volume in voxels, or one for each axis.
         seed, index: the family of phantoms, and the number in it.
 
-    Returns a float32 tensor of shape (1, size, size, size) with values from 0 (background) to 1.
+    Returns:
+        The volume (1, size, size, size) in float32, from 0 (background) to 1.
     """
     rng = np.random.default_rng((seed, index))
     shape = (size,) * 3 if isinstance(size, int) else tuple(size)
@@ -42,7 +43,7 @@ def phantom(size: int | Sequence[int], seed: int, index: int) -> Tensor:
         tilt, _ = np.linalg.qr(rng.normal(size=(3, 3)))
         radius = np.linalg.norm((points - centre) @ tilt / semi_axes, axis=-1)
         depth_voxels = (1 - radius) * semi_axes.mean() * mean_edge
-        # Beyond 50 scales the curve is flat, and exp would overflow.
+        # Farther than 50 scales from the surface the logistic function is flat, and exp might overflow.
         inside = 1 / (1 + np.exp(-np.clip(depth_voxels / EDGE_WIDTH_VOXELS, -50, 50)))
         volume += inside * (rng.uniform(*INTENSITIES) - volume)
     return torch.from_numpy(volume.astype(np.float32))[None]

@@ -1,9 +1,10 @@
-"""Applies a run's trained model to new data, with a share of the samples on each rank."""
+"""Applies the trained model of a run to new data, with a share of the samples on each rank."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,24 +24,27 @@ from nbgpu.engine.workload.recipe import Concluding, Predicting, file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES
 from nbgpu.protocol import served
-from nbgpu.recipes.trained import model_of, require_trust
+from nbgpu.recipes.trained import load_model, require_trust
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job, Row, RowWriter
 
 
 @torch_settings.as_at_the_beginning()
 def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) -> list[str]:
-    """Predict for this rank's share of the samples; all ranks call it with the same arguments, and no
-    collective is called. Return a line for each file that was left out, the same on all ranks.
+    """Predict for this rank's share of the samples, and write the rows to the job's folder. All ranks call
+    this function with the same arguments; it calls no collective.
 
     Args:
         job_fields: the fields of the `Job`.
-        done: the samples of earlier attempts that are left out: whether each is a reference, and its name.
+        done: (is_reference, name) of the samples that earlier attempts have predicted.
+
+    Returns:
+        A line for each file that was left out, the same on all ranks.
 
     Raises:
         ConfigError: the recipe cannot predict, or the settings contradict each other.
-        DataError: files are bad by their names or headers, and `skip_bad` is not set. A file that turns out
-            to be bad later fails alone.
+        DataError: files are bad by their names or headers, and `skip_bad` is not set. A file whose voxels are
+            bad is only reported in its row.
         RunError: the checkpoint is damaged.
     """
     member = group.membership()
@@ -52,16 +56,17 @@ def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) 
     references = recipe.reference_samples() if isinstance(recipe, Concluding) else []
     stems = file_stems([str(sample["name"]) for sample in samples], SUFFIXES)
     out = Path(job.out)
-    known = {(bool(is_reference), name) for is_reference, name in done}
-    work = [(True, item, out) for item in references]
-    work += [(False, item, out / stem) for item, stem in zip(samples, stems, strict=True)]
-    left = [one for one in work if (one[0], str(one[1]["name"])) not in known]
+    earlier = {(bool(is_reference), name) for is_reference, name in done}
+    # (is_reference, sample, stem of its files); references write no files.
+    work = [(True, sample, out) for sample in references]
+    work += [(False, sample, out / stem) for sample, stem in zip(samples, stems, strict=True)]
+    work = [one for one in work if (one[0], str(one[1]["name"])) not in earlier]
     try:
-        with precision.kernels(config), closing(RowWriter(job, member.rank, len(left))) as writer:
-            share = left[member.rank :: member.world_size]
+        with precision.kernels(config), closing(RowWriter(job, member.rank, len(work))) as writer:
+            share = work[member.rank :: member.world_size]
             if not share:
                 return problems
-            model = model_of(Path(job.run_folder), Path(job.checkpoint), trust=job.trust).to(member.device)
+            model = load_model(Path(job.run_folder), Path(job.checkpoint), trust=job.trust).to(member.device)
             for is_reference, sample, stem in share:
                 writer.add(_row(recipe, model, member.device, sample, stem, is_reference, member.rank))
             return problems
@@ -70,27 +75,28 @@ def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) 
 
 
 def conclude(job_fields: dict[str, Any], rows_fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Let the recipe add results that need all samples at once, such as a rank among patients. Return
-    `columns`, further values of the table by the name of the sample, and `notes`, sentences; both empty if
-    the recipe adds nothing.
+    """Let the recipe add results that need all samples at once, such as a percentile among patients.
 
     Args:
         job_fields: the fields of the `Job`.
-        rows_fields: the fields of all its rows.
+        rows_fields: the fields of all rows of the job.
+
+    Returns:
+        `columns`, further columns of the table by the name of the sample, and `notes`, sentences for the
+        user; both are empty if the recipe adds nothing.
     """
     job = _job(job_fields)
     _, recipe = _loaded(job)
     rows = [row for row in (Row(**fields) for fields in rows_fields) if not row.failed]
-    own = [row for row in rows if not row.is_reference]
-    if not isinstance(recipe, Concluding) or not own:
+    new = [row for row in rows if not row.is_reference]
+    if not isinstance(recipe, Concluding) or not new:
         return {"columns": {}, "notes": []}
-    references = [row for row in rows if row.is_reference]
-    columns, notes = recipe.conclude(own, references, job)
+    columns, notes = recipe.conclude(new, [row for row in rows if row.is_reference], job)
     return {"columns": columns, "notes": notes}
 
 
 def check(job_fields: Mapping[str, Any]) -> None:
-    """Look at the names and headers of the new data.
+    """Check the names and headers of the new data.
 
     Raises:
         ConfigError: the recipe cannot predict, or the settings contradict each other.
@@ -106,8 +112,8 @@ def check(job_fields: Mapping[str, Any]) -> None:
 
 
 def _job(fields: Mapping[str, Any]) -> Job:
-    """Build the Job from its fields, with the paths of the copies that this rank's host has of its
-    folders."""
+    """Build the Job from its fields. On another host, its folders are replaced by the copies that this host
+    has of them."""
     job = Job(**fields)
     run_folder, checkpoint, out = map(str, map(served.here, (job.run_folder, job.checkpoint, job.out)))
     return replace(job, run_folder=run_folder, checkpoint=checkpoint, out=out)
@@ -117,7 +123,7 @@ def _loaded(job: Job) -> tuple[TrainConfig, Predicting]:
     """Return (the run's settings with the job's changes, its recipe).
 
     Raises:
-        ConfigError: the recipe is a person's own file and the job has no trust, or it cannot predict.
+        ConfigError: the recipe is a user's own file that is not trusted, or it cannot predict.
     """
     folder = Path(job.run_folder)
     _, config = runs.read_settings(folder)
@@ -135,15 +141,18 @@ def _from_json(value: Any) -> Any:
 
 
 def _samples(recipe: Predicting, job: Job) -> tuple[list[Item], list[str]]:
-    """Return (the job's samples, a line for each problem). Samples of the same name are a problem, because
-    rows are told apart by name; the last one of them is kept."""
+    """Return (the job's samples, a line for each problem). Several samples of one name are a problem, because
+    the rows of the table are identified by name; the last of these samples is kept."""
     samples, problems = recipe.new_samples(job.data)
-    names = [str(sample["name"]) for sample in samples]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    reported = {problem.partition(":")[0] for problem in problems}
-    problems += [f"{name}: is there several times. Keep one" for name in twice if name not in reported]
     if not samples:
         raise DataError("\n".join(problems) or f"{job.data}: has nothing to predict")
+    counts = Counter(str(sample["name"]) for sample in samples)
+    reported = {problem.partition(":")[0] for problem in problems}
+    problems += [
+        f"{name}: is there several times. Keep one"
+        for name, count in sorted(counts.items())
+        if count > 1 and name not in reported
+    ]
     return list({str(sample["name"]): sample for sample in samples}.values())[: job.max_samples], problems
 
 
@@ -156,28 +165,28 @@ def _row(
     is_reference: bool,
     rank: int,
 ) -> Row:
-    """Predict for one sample and return its row. A file that cannot be used, or a lack of memory, fails this
-    sample alone; any other error is raised."""
+    """Predict for one sample and return its row. If its file cannot be used, or the memory is too small, the
+    row says so. Any other error is raised."""
     name, begun_s = str(sample["name"]), time.monotonic()
     try:
         with torch.no_grad():
-            found = recipe.predict(model, device, sample, stem)
+            predicted = recipe.predict(model, device, sample, stem)
     except DataError as error:
         return Row(name, rank, failed=str(error), is_reference=is_reference)
     except torch.OutOfMemoryError as error:
         memory.free()
-        why = str(error).splitlines()[0]
-        return Row(name, rank, failed=f"rank {rank}'s memory is too small: {why}", is_reference=is_reference)
+        reason = f"rank {rank}'s memory is too small: {str(error).splitlines()[0]}"
+        return Row(name, rank, failed=reason, is_reference=is_reference)
     except Exception as error:
         error.add_note(f"This happened on rank {rank} with the sample {name}.")
         raise
     return Row(
         name,
         rank,
-        # A row is written as JSON. Converting here turns tuples into lists, as a reader will see them.
-        values=json.loads(json.dumps(dict(found.values))),
-        files=[path.name for path in found.files],
-        aside=dict(found.aside),
+        # The row is written as JSON, which has lists in place of tuples.
+        values=json.loads(json.dumps(dict(predicted.values))),
+        files=[path.name for path in predicted.files],
+        aside=dict(predicted.aside),
         is_reference=is_reference,
         seconds=round(time.monotonic() - begun_s, 3),
     )

@@ -1,5 +1,5 @@
-"""Images side by side, with the names and units of their axes and a colour bar, and figures as PNG data URIs,
-which are stored in a result and shown on a page."""
+"""Figures of images side by side, with the names and units of their axes and a colour bar, and the conversion
+of figures to PNG data URIs, as results and pages have them."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class Colours:
     """The meaning of the colours of an image."""
 
     quantity: str
-    """With its unit, such as 'error, nm'."""
+    """The quantity with its unit, such as 'error, nm'."""
     lowest: float
     highest: float
     map: str = "gray"
-    """Of matplotlib."""
+    """The name of matplotlib's colour map."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the pixels of an image are."""
+    """The axes of an image."""
 
     unit: str = "voxels"
     edge: float = 1.0
-    """The length of a pixel's edge, in `unit`."""
+    """The length of a pixel's edge in `unit`."""
     start: float = 0.0
-    """The place of the left and of the lower end of the image, in `unit`."""
+    """The coordinate of the left and of the lower end of the image in `unit`."""
     names: tuple[str, str] = ("x", "y")
-    """Of the horizontal and the vertical axis."""
+    """The names of the horizontal and the vertical axis."""
     goes_up: bool = True
-    """Whether the first row of pixels is the lowest."""
+    """Whether the vertical axis points up, so that the first row of pixels is the lowest."""
 
     def extent(self, image: Pixels) -> tuple[float, float, float, float]:
-        """The left, right, lower and upper end of an image (H, W), in `unit`."""
+        """Return the left, right, lower and upper end of an image (H, W) in `unit`."""
         height, width = (self.start + self.edge * length for length in image.shape[:2])
         return (self.start, width, *((self.start, height) if self.goes_up else (height, self.start)))
 
@@ -76,19 +76,19 @@ def row(
     draw_over: Draw | None = None,
     least_px: int = _LEAST_TILE_PX,
 ) -> Figure:
-    """Draw images (H, W) side by side; each pixel of an image is a square of n x n pixels of the screen, with
-    a whole number n, so that no resampling blurs it.
+    """Draw images (H, W) side by side. Each pixel of an image becomes a square of n x n pixels of the screen,
+    where n is a whole number, so that no resampling blurs the image.
 
     Args:
-        images: at least one.
-        colours: what the colours mean; None where `draw_over` draws all of it.
-        grids: one for all images, or one for each.
-        titles: a line above each image; none for no lines.
-        draw_over: called with the axes of each image and its number.
-        least_px: the least edge of an image on the screen, in pixels.
+        images: the images, at least one.
+        colours: the meaning of the colours; None if the images are drawn by `draw_over` alone.
+        grids: the axes of all images, or of each one.
+        titles: a line above each image; empty for none.
+        draw_over: called with the axes of each image and the image's number.
+        least_px: the least edge of an image on the screen in pixels.
     """
-    of_each = [grids] * len(images) if isinstance(grids, Grid) else list(grids)
     same = isinstance(grids, Grid)
+    grid_of_each = [grids] * len(images) if isinstance(grids, Grid) else grids
     sizes = [_size_px(image, least_px) for image in images]
     gaps = _GAP_PX if same else _LEFT_PX
     across = sum(width for _, width in sizes) + gaps * (len(images) - 1)
@@ -96,12 +96,12 @@ def row(
     width = _LEFT_PX + across + (BAR_AND_LABELS_PX if colours is not None else _RIGHT_PX)
     height = _BOTTOM_PX + down + _TOP_PX + (_TITLE_PX if titles else 0)
     figure = figure_of(width, height)
-    left = _LEFT_PX
-    for index, (image, (own_height, own_width), grid) in enumerate(zip(images, sizes, of_each, strict=True)):
-        bottom = _BOTTOM_PX + down - own_height
-        axes = figure.add_axes(
-            (left / width, bottom / height, own_width / width, own_height / height), label=f"image {index}"
-        )
+    left_px = _LEFT_PX
+    for index, (image, size, grid) in enumerate(zip(images, sizes, grid_of_each, strict=True)):
+        image_height, image_width = size
+        bottom = _BOTTOM_PX + down - image_height
+        place = (left_px / width, bottom / height, image_width / width, image_height / height)
+        axes = figure.add_axes(place, label=f"image {index}")
         if colours is not None:
             axes.imshow(
                 image,
@@ -118,41 +118,41 @@ def row(
         _name_axes(axes, image, grid, with_vertical=index == 0 or not same)
         if titles:
             axes.set_title(titles[index], fontsize=FONT_PT, pad=3)
-        left += own_width + gaps
+        left_px += image_width + gaps
     if colours is not None:
         draw_bar(figure, colours, _BOTTOM_PX, down)
     return figure
 
 
 def figure_of(width_px: int, height_px: int) -> Figure:
-    """Return an empty figure of that size."""
+    """Return an empty figure of this size in pixels of the screen."""
     return Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI)
 
 
 def draw_bar(figure: Figure, colours: Colours, bottom_px: int, height_px: int) -> None:
-    """Draw the bar of the colours at the right of a figure, where `BAR_AND_LABELS_PX` are free for it."""
+    """Draw the colour bar at the right of a figure, where `BAR_AND_LABELS_PX` are reserved for it."""
     width, height = figure.get_size_inches() * _DPI
-    left = width - _BAR_LABELS_PX - _BAR_PX
-    place = (left / width, bottom_px / height, _BAR_PX / width, height_px / height)
+    left_px = width - _BAR_LABELS_PX - _BAR_PX
+    place = (left_px / width, bottom_px / height, _BAR_PX / width, height_px / height)
     axes = figure.add_axes(place, label="<colorbar>")
     scale = ScalarMappable(Normalize(colours.lowest, colours.highest), colours.map)
     bar = figure.colorbar(scale, cax=axes, ticks=[colours.lowest, colours.highest])
     bar.ax.set_yticklabels([f"{value:.3g}" for value in (colours.lowest, colours.highest)])
     bar.ax.tick_params(labelsize=FONT_PT, length=2, pad=2)
-    # The label runs along the bar, and has to become smaller where the bar is short.
+    # The label runs along the bar, so that it must be smaller if the bar is short.
     shrink = min(1.0, height_px / _SHORTEST_BAR_LABEL_PX + 0.15)
     bar.set_label(colours.quantity, fontsize=FONT_PT * shrink, labelpad=-4)
     bar.outline.set_linewidth(0.5)
 
 
 def _name_axes(axes: Axes, image: Pixels, grid: Grid, with_vertical: bool) -> None:
-    """Write the names of both axes, with the lengths at their ends. Images that share a vertical axis have it
-    once."""
+    """Write the names of the axes, and the coordinates of their ends. `with_vertical` is false for an image
+    that has its vertical axis in common with the image to its left."""
     left, right, lower, upper = grid.extent(image)
     axes.set_xlim(left, right)
     axes.set_ylim(lower, upper)
     axes.set_xticks([left, right], [f"{left:g}", f"{right:g}"])
-    # Inside the image's width, so that neighbours do not run into each other.
+    # The labels are inside the width of the image, so that those of neighbours do not overlap.
     first, last = axes.get_xticklabels()
     first.set_horizontalalignment("left")
     last.set_horizontalalignment("right")
@@ -170,7 +170,7 @@ def _name_axes(axes: Axes, image: Pixels, grid: Grid, with_vertical: bool) -> No
 
 
 def _size_px(image: Pixels, least_px: int) -> tuple[int, int]:
-    """Return (height, width) of an image on the screen, a whole multiple of its pixels and at least
+    """Return (height, width) of an image on the screen in pixels: a whole multiple of its size, and at least
     `least_px` wide."""
     height, width = image.shape[:2]
     times = max(1, math.ceil(least_px / width))
@@ -178,15 +178,16 @@ def _size_px(image: Pixels, least_px: int) -> tuple[int, int]:
 
 
 def figure_uri(figure: Figure) -> str:
-    """Return a figure as a data URI, without a display, to be read on a white page and on a dark one."""
-    _write_in_grey(figure)
+    """Return a figure as a PNG data URI, with a transparent background and grey text, which can be read on
+    white and on dark pages."""
+    _make_transparent(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _write_in_grey(figure: Figure) -> None:
-    """Make the background of a figure transparent and its black text grey, to be read on any page."""
+def _make_transparent(figure: Figure) -> None:
+    """Make the background of a figure transparent, and its axes and black text grey."""
     figure.patch.set_alpha(0)
     for axes in figure.axes:
         axes.tick_params(which="both", colors=TEXT_COLOR)

@@ -1,4 +1,4 @@
-"""Loading of a run's trained model from its folder, on a rank, in a notebook, or anywhere else."""
+"""Loading of the trained model in a run's folder, in any process that has torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from nbgpu.config import OwnConfig, TrainConfig
-from nbgpu.engine.checkpoints import files as checkpoint
+from nbgpu.engine.checkpoints import files as checkpoints
 from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import ConfigError, RunError
@@ -32,30 +32,29 @@ def load_trained(
         ConfigError: the folder's settings cannot be read, or it has a recipe file and `trust` is false.
         RunError: there is no such checkpoint, or it is damaged.
     """
-    folder = Path(run_folder).absolute()
-    return model_of(folder, None if which == "newest" else _best(folder), trust=trust)
+    return load_model(Path(run_folder).absolute(), which, trust=trust)
 
 
-def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool = False) -> nn.Module:
+def load_model(folder: Path, which: Path | Literal["newest", "best"], *, trust: bool = False) -> nn.Module:
     """Build the recipe's model on the CPU in evaluation mode, and load the weights of a checkpoint, or the
     averaged weights if the checkpoint has them.
 
     Args:
         folder: the run's folder.
-        checkpoint_folder: the folder of the checkpoint; None for the newest intact one.
+        which: the folder of the checkpoint, or the newest intact or the best checkpoint of the run.
         trust: whether a recipe file in the run's folder may be executed.
     """
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
-    # Settings that only a start needs, such as a file of pretrained weights, get their defaults, and so do
-    # those that count only beside them: the file may be gone, and the checkpoint has all weights.
+    # Settings that only the start of training needs, such as a file of pretrained weights, are set to their
+    # defaults, because the file may be gone, and the checkpoint has all weights.
     if at_start := type(config).ONLY_AT_START:
         config = config.counting(**{name: type(config).model_fields[name].default for name in at_start})
-    path = checkpoint_folder or _newest(folder)
-    # Building draws initial weights, which must not change the caller's random numbers.
+    path = which if isinstance(which, Path) else _checkpoint(folder, which)
+    # Drawing the initial weights must not change the state of the caller's random number generators.
     with randomness.kept(of_gpus=False):
         model = by_name.load(config, folder).build_model().to(precision.dtype(config))
-    tensors, _ = checkpoint.load(path)
+    tensors, _ = checkpoints.load(path)
     part = "average." if any(name.startswith("average.") for name in tensors) else "model."
     model.load_state_dict(
         {n.removeprefix(part): tensor for n, tensor in tensors.items() if n.startswith(part)}
@@ -64,7 +63,7 @@ def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool
 
 
 def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
-    """Raise ConfigError for a run of a user's own recipe whose file may not be run."""
+    """Raise ConfigError for a run of a user's own recipe, unless its file is trusted."""
     if isinstance(config, OwnConfig) and not trust:
         file = folder / Path(config.recipe).name
         raise ConfigError(
@@ -73,21 +72,17 @@ def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
         )
 
 
-def _newest(folder: Path) -> Path:
-    """Return the folder of the newest intact checkpoint; RunError if there is none."""
-    found = checkpoint_files.newest_whole(folder).checkpoint
-    if found is None:
-        raise RunError(f"{folder} has no intact checkpoint")
-    return found
-
-
-def _best(folder: Path) -> Path:
-    """Return the folder of the checkpoint with the best validation result; RunError if there is none or it
-    cannot be read."""
-    try:
-        found = checkpoint_files.best(folder)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    if found is None:
-        raise RunError(f"{folder} has no best checkpoint")
-    return found.checkpoint
+def _checkpoint(folder: Path, which: Literal["newest", "best"]) -> Path:
+    """Return the folder of the newest intact checkpoint, or of that with the best validation result; RunError
+    if there is none, or if `best.json` cannot be read."""
+    if which == "newest":
+        checkpoint = checkpoint_files.newest_whole(folder).checkpoint
+    else:
+        try:
+            best = checkpoint_files.best(folder)
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        checkpoint = None if best is None else best.checkpoint
+    if checkpoint is None:
+        raise RunError(f"{folder} has no {'intact' if which == 'newest' else 'best'} checkpoint")
+    return checkpoint

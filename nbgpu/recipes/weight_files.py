@@ -1,4 +1,4 @@
-"""Reads files with a network's weights, and finds the tensors that do not fit a network."""
+"""Reads files with the weights of a network, and compares them with those that a network needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbgpu.errors import DataError
 
 _MAX_SHOWN = 8
 _INSIDE = ("state_dict", "model_state_dict", "model", "unet_state_dict")
-"""Keys under which a torch file may hold the weights, beside other things. MONAI's MAISI has the last one,
+"""Keys under which the content of a torch file may have the weights. The last one is that of MONAI's MAISI,
 also for its autoencoder."""
 
 
@@ -26,10 +26,10 @@ def read_weights(path: Path, setting: str = "pretrained") -> dict[str, Tensor]:
 
     Args:
         path: the file.
-        setting: the setting that names it, for messages.
+        setting: the setting with the path, for messages.
 
     Raises:
-        DataError: there is no such file, or it holds no weights.
+        DataError: there is no such file, or it has no weights.
     """
     if not path.is_file():
         raise DataError(
@@ -44,7 +44,7 @@ def read_weights(path: Path, setting: str = "pretrained") -> dict[str, Tensor]:
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path}: cannot be read as weights: {first_line}") from None
-    # Files of a training nest the weights, sometimes twice, among other things such as an optimizer's state.
+    # Checkpoints nest the weights, sometimes twice, beside other content such as the optimizer's state.
     for name in _INSIDE:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
@@ -53,27 +53,30 @@ def read_weights(path: Path, setting: str = "pretrained") -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in content.items()}
 
 
-def require_fit(weights: Mapping[str, Tensor], network: Mapping[str, Tensor], told: str, advice: str) -> None:
-    """Raise DataError, with names and shapes, if the weights are not those of the network.
+def require_fit(
+    weights: Mapping[str, Tensor], network: Mapping[str, Tensor], source: str, advice: str
+) -> None:
+    """Raise DataError if the names or shapes of weights are not those that the network needs.
 
     Args:
-        weights: the weights by the network's names.
-        network: the network's own weights; only names and shapes count.
-        told: the setting or file with which the message begins.
-        advice: the settings to look at.
+        weights: the weights by name.
+        network: the weights of the network by name; only their shapes are used.
+        source: the setting or file that the weights come from, with which the message begins.
+        advice: the end of the message, with the settings to look at.
     """
     if problems := list(misfits(weights, network)):
-        raise DataError(f"{told}: the file does not fit: {listed(problems)}. {advice}")
+        raise DataError(f"{source}: the file does not fit: {listed(problems)}. {advice}")
 
 
 def listed(problems: Sequence[str]) -> str:
-    """Return the first problems in one sentence, and the number of the others."""
+    """Return the first problems and the number of the others as one text."""
     more = len(problems) - _MAX_SHOWN
     return "; ".join(problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def misfits(weights: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a phrase for each tensor that is missing, is not one of the network's, or has another shape."""
+    """Yield a phrase for each tensor that is missing, that the network does not have, or that has another
+    shape than in the network."""
     for name in sorted(network.keys() - weights.keys()):
         yield f"has no {name} {tuple(network[name].shape)}"
     for name in sorted(weights.keys() - network.keys()):
@@ -86,8 +89,14 @@ def misfits(weights: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> Ite
 def convolutions(
     file: Path, tensors: Mapping[str, Tensor], num_dims: int, dtype: torch.dtype = torch.float32
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the weights (out, in, k, k, ...) and biases (out,) of successive convolutions, which the file
-    has as `0.weight`, `0.bias`, `1.weight` and so on.
+    """Return the weights (out, in, k, k, ...) and biases (out,) of the layers of a network of successive
+    convolutions.
+
+    Args:
+        file: the file, for messages.
+        tensors: the content of the file, named `0.weight`, `0.bias`, `1.weight` and so on.
+        num_dims: the number of dimensions of the convolutions.
+        dtype: the data type of the returned tensors.
 
     Raises:
         DataError: lists every problem of the file.
@@ -101,15 +110,16 @@ def convolutions(
 
 
 def _problems_of_convolutions(tensors: Mapping[str, Tensor], num_dims: int) -> Iterator[str]:
-    """Yield a message for each tensor that keeps the file from being successive convolutions: missing pairs,
-    wrong shapes, channels that do not match the layer before, NaN, and unexpected names."""
-    left = dict(tensors)
-    num_given: int | None = None
+    """Yield a message for each problem of the tensors of successive convolutions: a missing weight or bias, a
+    wrong shape, input channels other than the output channels of the layer before, NaN, and unexpected
+    names."""
+    remaining = dict(tensors)
+    channels_before: int | None = None
     for index in range(max(1, len(tensors) // 2)):
-        weights, biases = left.pop(f"{index}.weight", None), left.pop(f"{index}.bias", None)
+        weights, biases = remaining.pop(f"{index}.weight", None), remaining.pop(f"{index}.bias", None)
         if weights is None or biases is None:
             yield f"layer {index} needs both {index}.weight and {index}.bias"
-            num_given = None
+            channels_before = None
             continue
         num_out, num_in, *size = weights.shape if weights.ndim == 2 + num_dims else (0, 0)
         if len({*size}) != 1 or size[0] % 2 == 0 or biases.shape != (num_out,):
@@ -117,10 +127,10 @@ def _problems_of_convolutions(tensors: Mapping[str, Tensor], num_dims: int) -> I
                 f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
                 f"(out, in{', k' * num_dims}) with an odd k, and (out,)"
             )
-        elif num_given is not None and num_in != num_given:
-            yield f"layer {index} takes {num_in} channels, and the one before gives {num_given}"
+        elif channels_before is not None and num_in != channels_before:
+            yield f"layer {index} takes {num_in} channels, and the one before gives {channels_before}"
         elif not (weights.isfinite().all() and biases.isfinite().all()):
             yield f"layer {index} has values that are NaN or infinite"
-        num_given = num_out or None
-    if left:
-        yield f"unexpected names: {', '.join(sorted(left))}"
+        channels_before = num_out or None
+    if remaining:
+        yield f"unexpected names: {', '.join(sorted(remaining))}"

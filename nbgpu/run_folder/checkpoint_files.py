@@ -1,14 +1,14 @@
-"""The files of a checkpoint, and the check whether it is whole. Needs no torch, so that the notebook can use
-it, too.
+"""The files of a checkpoint, and the check whether they are intact. Needs no torch, so that the notebook's
+kernel can use it.
 
     checkpoints/step-00000010/    model.safetensors, optimizer.safetensors, state.json; average.safetensors if
                                   the run averages its weights, discriminator.safetensors if it has one
                                   manifest.json: size and sha256 of each of them, and of itself
-    best.json                     which of them had the best validation, if the run follows one
+    best.json                     the checkpoint with the best validation, if the setting best_metric is given
 
-A folder gets its name, by a rename, once all of its content is on the disk. A folder whose name ends in
-`.unfinished` was left by a save that was killed, and is not a checkpoint. Nothing here or in the engine
-unpickles.
+A checkpoint is written into a folder whose name ends in `.unfinished`, which is renamed once all of its
+content is on the disk. One that keeps this name was left by a save that was killed, and is no checkpoint.
+Nothing here or in the engine unpickles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import safetensors
 
@@ -43,7 +43,6 @@ UNFINISHED = ".unfinished"
 BEST = "best.json"
 
 _FORMAT = 1
-
 
 _log = logging.getLogger("nbgpu.run")
 
@@ -106,16 +105,17 @@ def checkpoint_name(step: int) -> str:
 def checkpoints(run_folder: Path) -> list[Path]:
     """Return the run's finished checkpoints, intact or not, the newest first."""
     parent = checkpoints_folder(run_folder)
-    found = [p for p in parent.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    paths = [path for path in parent.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)]
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
 def sealed(content: bytes | memoryview) -> Seal:
+    """Return the seal of a file with this content."""
     return Seal(len(content), hashlib.sha256(content).hexdigest())
 
 
 def seal_of(path: Path) -> Seal:
-    """The seal of a file as it is now."""
+    """Return the seal of a file on the disk."""
     return Seal(path.stat().st_size, _sha256_of_file(path))
 
 
@@ -157,8 +157,7 @@ def read(checkpoint: Path) -> CheckpointManifest:
         raise ValueError(f"is not JSON ({error})") from None
     except (AttributeError, KeyError, TypeError, OverflowError, RecursionError):
         raise ValueError("is not what nbgpu writes") from None
-    # Writing the manifest again must give the very same text: otherwise it has something that nbgpu did not
-    # write.
+    # Writing the fields again gives the same text, unless the file has something that nbgpu did not write.
     if set(manifest.seals) - {AVERAGE, DISCRIMINATOR} != set(FILES) or text(manifest) != content:
         raise ValueError("is not what nbgpu writes")
     return manifest
@@ -180,10 +179,10 @@ def damage(checkpoint: Path, contents: bool = True) -> str:
         return f"{MANIFEST}: {error}"
     if checkpoint_name(manifest.step) != checkpoint.name:
         return f"{MANIFEST}: is that of {checkpoint_name(manifest.step)}"
-    found = {
+    damages = {
         name: _damage_of_file(checkpoint / name, seal, contents) for name, seal in manifest.seals.items()
     }
-    return "; ".join(f"{name}: {what}" for name, what in found.items() if what)
+    return "; ".join(f"{name}: {what}" for name, what in damages.items() if what)
 
 
 def newest_whole(run_folder: Path, contents: bool = True) -> Newest:
@@ -228,39 +227,38 @@ def best_if_any(run_folder: Path) -> Best | None:
 
 
 def point_to_best(run_folder: Path, checkpoint: Path, score: Score) -> None:
-    """Write `best.json`, whole or not at all. Its path is relative, because runs may be moved together."""
+    """Write `best.json`, whole or not at all. The path in it is relative, so that it stays right when the
+    folder with all runs is moved."""
     fields = {"checkpoint": os.path.relpath(checkpoint, run_folder), **asdict(score)}
     write_whole(run_folder / BEST, json.dumps(fields, indent=2) + "\n", outlasts_power_cut=True)
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove checkpoints older than the newest `keep` whose files have the right sizes, except the best."""
-    best_one = best(folder)
+    """Remove the checkpoints that are older than the newest `keep` ones with files of the right sizes. The
+    checkpoint with the best validation stays."""
+    kept_best = best(folder)
     num_whole = 0
     for checkpoint in checkpoints(folder):
-        if num_whole == keep and best_one is not None and checkpoint == best_one.checkpoint:
-            continue
-        if num_whole == keep:
+        if num_whole < keep:
+            num_whole += not damage(checkpoint, contents=False)
+        elif kept_best is None or checkpoint != kept_best.checkpoint:
             # Renamed first, so that a half-removed checkpoint is never taken for a damaged one.
             shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))
-        elif not damage(checkpoint, contents=False):
-            num_whole += 1
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
     """Read `state.json` of an intact checkpoint; RunError if it is not what nbgpu writes."""
     try:
-        fields: Any = json.loads((checkpoint / STATE).read_bytes())
+        fields = json.loads((checkpoint / STATE).read_bytes())
     except (OSError, ValueError, RecursionError):
         fields = None
-    if _is_state(fields):
-        known: dict[str, Any] = fields
-        return known
-    raise RunError(f"{checkpoint / STATE} is not what nbgpu writes")
+    if not _is_state(fields):
+        raise RunError(f"{checkpoint / STATE} is not what nbgpu writes")
+    return fields
 
 
-def _is_state(fields: Any) -> bool:
-    """Whether the fields are those that every reader of a checkpoint's state expects."""
+def _is_state(fields: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether the content of a `state.json` has the fields that all of its readers use."""
     return (
         isinstance(fields, dict)
         and type(fields.get("step")) is int
@@ -296,7 +294,8 @@ def _damage_of_contents(path: Path, seal: Seal) -> str:
     """Return how a file's bytes differ from its seal or from its format; empty if they are intact."""
     if _sha256_of_file(path) != seal.sha256:
         return "sha256 differs"
-    # Anybody who can write the file can write its sha256, too. So the file is parsed, but never unpickled.
+    # A matching sha256 does not make a file safe: whoever can replace the file can write its sha256, too. So
+    # it is parsed, but never unpickled.
     if path.name != STATE:
         try:
             safetensors.safe_open(path, framework="numpy")
@@ -311,14 +310,14 @@ def _damage_of_contents(path: Path, seal: Seal) -> str:
 
 
 def newest_intact(run_folder: Path) -> Path:
-    """Return the newest checkpoint with nothing wrong. Damaged ones that are newer are logged.
+    """Return the newest intact checkpoint. Damaged ones that are newer are logged.
 
     Raises:
         RunError: there is none; the message names those that are damaged.
     """
-    found = newest_whole(run_folder)
-    damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in found.damaged)
-    if found.checkpoint is None:
+    newest = newest_whole(run_folder)
+    damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in newest.damaged)
+    if newest.checkpoint is None:
         raise RunError(
             f"{run_folder.name} has no intact checkpoint: {damaged}"
             if damaged
@@ -326,8 +325,8 @@ def newest_intact(run_folder: Path) -> Path:
             "and after every `checkpoint_every` steps"
         )
     if damaged:
-        _log.warning("%s; the newest intact checkpoint is %s", damaged, found.checkpoint.name)
-    return found.checkpoint
+        _log.warning("%s; the newest intact checkpoint is %s", damaged, newest.checkpoint.name)
+    return newest.checkpoint
 
 
 def best_intact(run_folder: Path, best_metric: str) -> Path:
@@ -335,25 +334,25 @@ def best_intact(run_folder: Path, best_metric: str) -> Path:
 
     Args:
         run_folder: the run's folder.
-        best_metric: the setting of the run; empty where it follows no validation value.
+        best_metric: the run's setting; empty if no checkpoint is kept as the best.
 
     Raises:
         RunError: there is none, or it is damaged.
     """
     try:
-        found = best(run_folder)
+        kept_best = best(run_folder)
     except ValueError as error:
         raise RunError(str(error)) from None
-    if found is None:
-        why = (
+    if kept_best is None:
+        reason = (
             "none was validated yet"
             if best_metric
             else "it follows no validation value. Set best_metric='loss' before a run"
         )
-        raise RunError(f"{run_folder.name} has no best checkpoint: {why}")
-    if what := damage(found.checkpoint):
+        raise RunError(f"{run_folder.name} has no best checkpoint: {reason}")
+    if what := damage(kept_best.checkpoint):
         raise RunError(
-            f"the best checkpoint of {run_folder.name}, {found.checkpoint}, is damaged ({what}). "
+            f"the best checkpoint of {run_folder.name}, {kept_best.checkpoint}, is damaged ({what}). "
             "run.checkpoint() is the newest intact one"
         )
-    return found.checkpoint
+    return kept_best.checkpoint

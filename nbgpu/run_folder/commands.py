@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from nbgpu.errors import RunError
 from nbgpu.protocol.records import Command
 from nbgpu.run_folder import lines
 
@@ -27,10 +28,11 @@ def send_command(folder: Path, command: Command, cluster_folder: Path | None = N
     run's folder, and stays as a record of the requests and their times.
 
     Args:
-        folder: the run's.
-        cluster_folder: takes the line where the run's folder cannot: it is gone, or its disk is full or
-            read-only.
-        why: a sentence for the run's record, where nobody has asked for the command by hand.
+        folder: the run's folder.
+        command: the command.
+        cluster_folder: the cluster's folder, where the line is written if the run's folder is gone, or its
+            disk is full or read-only; None for no such second place.
+        why: the reason for a command that no person has sent, as a sentence for the run's record.
 
     Raises:
         OSError: neither folder can be written.
@@ -44,7 +46,7 @@ def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path 
     Args:
         folder: the run's folder.
         values: the new values as JSON, by the name of the setting.
-        cluster_folder: takes the line where the run's folder cannot be written.
+        cluster_folder: the cluster's folder, where the line is written if the run's folder cannot be.
 
     Raises:
         OSError: neither folder can be written.
@@ -53,8 +55,8 @@ def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path 
 
 
 def pass_over_earlier_requests(folder: Path) -> None:
-    """Note that a run which had ended begins again: what it was sent before has had its effect, also for the
-    rank that takes over from one that dies, and for a notebook that attaches later.
+    """Note that a run which had ended begins again, so that the requests before this line are ignored: also
+    by a rank that replaces a lost one, and by a notebook that attaches later.
 
     Raises:
         OSError: the run's folder cannot be written.
@@ -71,11 +73,12 @@ def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -
     except OSError:
         if cluster_folder is None:
             raise
-        _append_whole(_commands_beside(cluster_folder, folder), line)
+        _append_whole(_fallback_path(cluster_folder, folder), line)
 
 
 def _append_whole(path: Path, line: bytes) -> None:
-    """Append a line, or nothing of it: half a line on a full disk would spoil the next one."""
+    """Append a line, or leave the file as it was: half a line, on a full disk, would make the next line
+    unreadable."""
     with path.open("ab", buffering=0) as file:
         size_bytes = file.tell()
         try:
@@ -86,7 +89,7 @@ def _append_whole(path: Path, line: bytes) -> None:
             raise
 
 
-def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
+def _fallback_path(cluster_folder: Path, folder: Path) -> Path:
     """Return the file in the cluster's folder for commands to a run whose own folder cannot be written."""
     return cluster_folder / f"{folder.name}.{COMMANDS}"
 
@@ -109,7 +112,7 @@ class CommandWatch:
         self._settings_since_s = settings_since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
-            paths.append(_commands_beside(cluster_folder, folder))
+            paths.append(_fallback_path(cluster_folder, folder))
         self._offsets_bytes = dict.fromkeys(paths, 0)
         self._settings: dict[str, Any] = {}
         self.why_stop = ""
@@ -130,7 +133,7 @@ class CommandWatch:
         """Read new requests and return the newest command, or None. A stop is never overruled by a later
         command."""
         requests = [fields for path in self._offsets_bytes for fields in self._read_new_requests(path)]
-        # The two files hold requests in turn where a disk was full for a while.
+        # If the disk was full for a while, newer requests may be in either of the two files.
         requests.sort(key=_asked_s)
         beginnings = [number for number, fields in enumerate(requests) if "begins_again" in fields]
         if beginnings:
@@ -149,13 +152,9 @@ class CommandWatch:
         try:
             if path.stat().st_size <= self._offsets_bytes[path]:
                 return []
-            with path.open("rb") as file:
-                file.seek(self._offsets_bytes[path])
-                batch = file.read()
-        except OSError:  # nothing was asked yet, or the folder is gone
+            new, self._offsets_bytes[path] = lines.read_new_lines(path, self._offsets_bytes[path])
+        except (OSError, RunError):  # no request was sent yet, or the folder is gone
             return []
-        new = lines.whole(batch)
-        self._offsets_bytes[path] += sum(map(len, new)) + len(new)
         requests = [_request(line) for line in new]
         if None in requests:
             _log.warning(

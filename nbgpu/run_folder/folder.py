@@ -38,11 +38,15 @@ _PACKAGES = ("torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
     """Make the folder of a new run, which only the user can enter, with run.toml and env.json in it.
 
-    If the run resumes from a checkpoint, resume.json says from which one, and if settings were left out that
-    the data have decided, chosen.json says why. Their values are in run.toml as if they had been given.
+    If the run may resume a checkpoint, resume.json names that checkpoint. If settings were left out and
+    chosen by the data, chosen.json has the reasons; their values are in run.toml as if they had been given.
+
+    Args:
+        settled: the run's settings.
+        cluster: the settings of the cluster.
 
     Raises:
-        RunError: the folder cannot be made. Nothing is left of it then.
+        RunError: the folder cannot be made, and nothing of it is left.
     """
     config = settled.config
     for note in settled.beginning.notes:
@@ -63,9 +67,9 @@ def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
             (folder / names.CHOSEN).write_text(json.dumps(asdict(settled.chosen), indent=2) + "\n")
         (folder / names.ENVIRONMENT).write_text(json.dumps(environment(), indent=2) + "\n")
     except BaseException as error:
-        # Half of a run's folder is of no use.
+        # A part of a run's folder is of no use. It is removed, and so are the parent folders made for it.
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # the folder was not made, or something else is in it by now
+        with suppress(OSError):  # a parent was not made, or has other content by now
             for path in missing:
                 path.rmdir()
         if isinstance(error, OSError):
@@ -74,11 +78,11 @@ def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
                 "place"
             ) from None
         raise
-    if who := who_may_rename(runs_dir):
+    if others := who_may_rename(runs_dir):
         _log.warning(
             "%s may rename what is in runs_dir = %s, and so put something else in the place of a run's folder. What is not your own "
             "is not loaded from there; take a folder that only you can write to",
-            who,
+            others,
             runs_dir,
         )
     return folder
@@ -90,15 +94,15 @@ def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
     Raises:
         ConfigError: the folder is no run's, or its settings cannot be read.
     """
-    # run.toml has all settings; this site's defaults of today must not change them.
+    # run.toml has all settings, which the present defaults of the site must not change.
     with site_file.ignored():
         return read_toml(folder / names.SETTINGS)
 
 
 def last_settings(runs_dir: Path, recipe: str) -> tuple[Path, TrainConfig] | None:
-    """Return the folder and the settings of the newest of this user's runs of a recipe; None if there is none
-    whose settings this version can read."""
-    folders = resume.runs_of(runs_dir.absolute(), recipe, "")
+    """Return (folder, settings) of this user's newest run of a recipe whose settings this version can read;
+    None if there is none."""
+    folders = resume.run_folders(runs_dir.absolute(), recipe, "")
     for folder in sorted(folders, key=lambda f: (f / names.SETTINGS).stat().st_mtime, reverse=True):
         try:
             return folder, read_settings(folder)[1]
@@ -108,8 +112,8 @@ def last_settings(runs_dir: Path, recipe: str) -> tuple[Path, TrainConfig] | Non
 
 
 def who_may_rename(folder: Path) -> str:
-    """Return which other users may rename or replace a folder or its content, as a phrase; empty if none
-    may."""
+    """Return a phrase that names the other users who may rename or replace a folder or one of its parents;
+    empty if nobody else may."""
     for path in (folder.resolve(), *folder.resolve().parents):
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
@@ -119,33 +123,33 @@ def who_may_rename(folder: Path) -> str:
             continue
         if status.st_mode & stat.S_IWOTH:
             return f"every user of this machine ({path} has mode {stat.filemode(status.st_mode)})"
-        if status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid):
+        if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
             return f"the group with gid {status.st_gid} ({path} has mode {stat.filemode(status.st_mode)})"
     return ""
 
 
-def _is_alone_in(gid: int) -> bool:
-    """Return whether a group is the private one that many systems make for each user, and has no other
-    member."""
+def _is_private_group(gid: int) -> bool:
+    """Return whether this user is the only member of a group, apart from root, as of the private group that
+    many systems make for each user."""
     try:
-        own, group, users = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid), pwd.getpwall()
+        user, group, everyone = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid), pwd.getpwall()
         # The users of a directory service (SSSD, LDAP) are not all listed, and may have the same primary
         # group as a local user, such as `users`. Only a private group has its user's name.
-        is_private = (group.gr_name, gid) == (own.pw_name, own.pw_gid)
-        if not is_private or own.pw_name not in {user.pw_name for user in users}:
+        is_private = (group.gr_name, gid) == (user.pw_name, user.pw_gid)
+        if not is_private or user.pw_name not in {one.pw_name for one in everyone}:
             return False
-        members = {*group.gr_mem, *(user.pw_name for user in users if user.pw_gid == gid)}
-        return members <= {"root", own.pw_name}
+        members = {*group.gr_mem, *(one.pw_name for one in everyone if one.pw_gid == gid)}
+        return members <= {"root", user.pw_name}
     except KeyError:  # the group or the user has no name
         return False
 
 
 def require_own(path: Path) -> None:
-    """Refuse a run's folder or file that another user may have put there, because its content decides what
-    code is run and which files are deleted.
+    """Refuse a run's folder or file that another user may have put in its place, because its content decides
+    which code is run and which files are deleted.
 
     Raises:
-        RunError: it belongs to another user, or is a link.
+        RunError: the path is another user's, or is a link.
     """
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -155,11 +159,12 @@ def require_own(path: Path) -> None:
 
 
 def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
-    """Record how the training of a rank ended, for readers that come after the client which started it is
-    gone.
+    """Record how the training of a rank ended, for a notebook that attaches after the end.
 
     Args:
-        outcome: the outcome; None while the training goes on.
+        folder: the run's folder.
+        rank: the rank.
+        outcome: the final state or the error; None removes the record, because the training goes on.
     """
     path = _outcome_path(folder, rank)
     if outcome is None:
@@ -177,17 +182,17 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
     """
     path = _outcome_path(folder, rank)
     try:
-        left = lines.load(path)
+        fields = lines.load(path)
     except FileNotFoundError:
         return None
     try:
-        if "failure" in left:
-            return TypeAdapter(RankFailure).validate_python(left["failure"])
-        if (state := left["state"]) in FINAL_STATES:
-            ended: RunState = state
-            return ended
+        if "failure" in fields:
+            return TypeAdapter(RankFailure).validate_python(fields["failure"])
+        state: RunState = fields["state"]
+        if state in FINAL_STATES:
+            return state
     except (KeyError, TypeError, ValidationError):
-        pass  # the error below covers every other content
+        pass  # the error below is raised for all other content
     raise RunError(
         f"{path} is not what nbgpu writes. Take it away, and what the rank recorded in rank{rank}.jsonl counts"
     )
@@ -212,19 +217,19 @@ def end_state(folder: Path, num_ranks: int) -> RunState | None:
         RunError: the file of a rank cannot be read.
     """
     outcomes = [outcome(folder, rank) for rank in range(num_ranks)]
-    if None in outcomes:  # a rank that was killed leaves none, and the run may go on without it
+    if None in outcomes:  # a rank that was killed has no outcome, and the run may go on without it
         return None
-    if any(isinstance(left, RankFailure) for left in outcomes):
+    if any(isinstance(one, RankFailure) for one in outcomes):
         return "failed"
     return "finished" if set(outcomes) == {"finished"} else "stopped"
 
 
 def read_chosen(folder: Path) -> Chosen:
-    """Return the settings that were chosen for a run from its data, with the reasons; none where all were
+    """Return the settings that the data of a run have chosen, with the reasons; no settings if all were
     given.
 
     Raises:
-        RunError: the file about it cannot be read.
+        RunError: `chosen.json` cannot be read.
     """
     path = folder / names.CHOSEN
     try:
@@ -252,30 +257,30 @@ def read_info(folder: Path) -> RunInfo:
 
 
 def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
-    """Record in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` stays as it
-    was at the start."""
+    """Record in `changes.jsonl` that a run goes on with other settings after a step. `run.toml` keeps the
+    settings of the start."""
     line = json.dumps({"time_s": time.time(), "step": step, "set": dict(settings)})
     with (folder / names.CHANGES).open("a") as file:
         file.write(line + "\n")
 
 
 def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
-    """Return the present settings of a run: those it began with, and the changes of `changes.jsonl` in order.
-
-    An unreadable line of the file is skipped with a warning, because the run can be controlled all the same.
+    """Return the present settings of a run: `config`, those of its start, with the changes in
+    `changes.jsonl`. An unreadable line of that file is skipped with a warning.
 
     Raises:
-        ConfigError: a change is not one of a setting of this run, or its value is not valid.
+        ConfigError: the file changes something that is no setting of this run, or to a value that is not
+            valid.
         RunError: the file cannot be opened.
     """
     path = folder / names.CHANGES
     try:
-        read = lines.load_lines(path)
+        records = lines.load_lines(path)
     except FileNotFoundError:
         return config
     changes: dict[str, Any] = {}
     damaged = []
-    for number, fields in enumerate(read, 1):
+    for number, fields in enumerate(records, 1):
         if fields is not None and isinstance(fields.get("set"), dict):
             changes |= fields["set"]
         else:
@@ -297,17 +302,17 @@ def _outcome_path(folder: Path, rank: int) -> Path:
 
 
 def environment() -> dict[str, Any]:
-    """Return the facts that are needed to repeat a run: versions, devices, the state of the working tree."""
-    git = shutil.which("git")
-    described = (
-        subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-        if git
-        else None
-    )
+    """Return what is needed to repeat a run: the versions of Python and packages, the GPUs, and the commit of
+    the working folder, as `git describe` names it."""
+    commit = None
+    if git := shutil.which("git"):
+        command = [git, "describe", "--always", "--dirty"]
+        described = subprocess.run(command, capture_output=True, text=True, check=False)
+        commit = described.stdout.strip() if described.returncode == 0 else None
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {"nbgpu": VERSION, **{name: metadata.version(name) for name in _PACKAGES}},
         "gpus": [{"name": d.name, "uuid": d.uuid} for d in inventory()],
-        "git": described.stdout.strip() if described is not None and described.returncode == 0 else None,
+        "git": commit,
     }

@@ -1,8 +1,8 @@
-"""The identity of the job that a run belongs to, by which a run that is started again goes on in its own
-folder.
+"""The identity of a job (a Slurm job, or a torchrun), by which a restarted job finds the folder of its run
+and goes on there.
 
-A launcher that restarts a killed job starts the same command with the same identity. The exported files give
-it in NBGPU_JOB; torchrun gives its own in TORCHELASTIC_RUN_ID, the same for all restarts of one torchrun.
+A launcher that restarts a killed job starts the same command with the same identity: the variable NBGPU_JOB,
+which exported job files set, or torchrun's TORCHELASTIC_RUN_ID, which is the same for all its restarts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from nbgpu.run_folder.resume import AUTO
 
 VARIABLE = "NBGPU_JOB"
 AGAIN = "NBGPU_AGAIN"
-"""Names a file that a run leaves where it stopped because the job's time is up, before it was done."""
+"""The variable with the path of a file that a run writes if it stops before its end because the time limit of
+the job is near."""
 _LOCK_PATIENCE_S = 60.0
 _LOCK_POLL_S = 0.2
 
@@ -33,46 +34,45 @@ def job_identity(config: TrainConfig) -> str:
     `resume` is not 'auto'."""
     if config.resume != AUTO:
         return ""
-    own = os.environ.get(VARIABLE, "")
-    of_torchrun = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    torchrun_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     # torchrun sets 'none' if it was given no id.
-    return own or ("" if of_torchrun == "none" else of_torchrun)
+    return os.environ.get(VARIABLE) or ("" if torchrun_id == "none" else torchrun_id)
 
 
 def folder_of(config: TrainConfig, job: str) -> Path | None:
-    """Return the newest folder of a run of this job with these settings; None if the job begins its first
+    """Return the folder of this job's newest run with these settings; None if the job has not begun such a
     run."""
-    asked = _as_asked(config, job)
+    expected = _identification(config, job)
     runs_dir = Path(config.runs_dir).absolute()
     for path in sorted(runs_dir.glob(f"*/{names.JOB}"), reverse=True):
         try:
-            # Another user's run is none of this job's.
-            is_same = path.parent.lstat().st_uid == os.geteuid() and lines.load(path) == asked
+            # A folder of another user is never continued, whatever its file says.
+            if path.parent.lstat().st_uid == os.geteuid() and lines.load(path) == expected:
+                return path.parent
         except (OSError, RunError, ValueError):
             continue
-        if is_same:
-            return path.parent
     return None
 
 
 def note(folder: Path, config: TrainConfig, job: str) -> None:
     """Write a run's job and settings to its folder, for `folder_of` after a restart."""
-    write_whole(folder / names.JOB, json.dumps(_as_asked(config, job), indent=2) + "\n")
+    write_whole(folder / names.JOB, json.dumps(_identification(config, job), indent=2) + "\n")
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run of a folder has come to its end."""
+    """Return whether the run in a folder was trained to its last step."""
     return runs.outcome(folder, 0) == "finished"
 
 
 def hold(folder: Path) -> int:
-    """Lock a run's folder, so that no other process goes on with the same run.
+    """Lock a run's folder, so that no other process continues the same run.
 
     Returns:
-        The descriptor that holds the lock, to this process's end at most.
+        The file descriptor that holds the lock until it is closed or this process ends.
 
     Raises:
-        RunError: another process has held the lock for a minute, as where a job was submitted twice.
+        RunError: another process has held the lock for a minute, for example because the job was submitted
+            twice.
     """
     give_up_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
@@ -87,5 +87,6 @@ def hold(folder: Path) -> int:
         time.sleep(_LOCK_POLL_S)
 
 
-def _as_asked(config: TrainConfig, job: str) -> dict[str, Any]:
+def _identification(config: TrainConfig, job: str) -> dict[str, Any]:
+    """Return the content of job.json. A run that is continued must have the same."""
     return {"job": job, "train": json.loads(config.model_dump_json())}

@@ -1,7 +1,7 @@
 """Read the JSON files in a run's folder, which have either one object or a record in each line.
 
-Any of them may be damaged, by a crash of the host, a full disk or an editor. Whatever is wrong with the JSON
-becomes a ValueError or a RunError here, so that the callers need not know all the cases.
+Any of them may be damaged, by a crash of the host, a full disk or an editor. Every kind of damage raises a
+ValueError or a RunError here, so that the callers need not handle the many exceptions of a parser.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def decode(line: bytes) -> Any:
     try:
         # This is a third faster than json.loads, which first detects the encoding.
         text = line.decode().strip()
-        # `raw_decode` stops behind the first value; whatever follows is an error.
+        # `raw_decode` stops behind the first value; text behind it is an error.
         value, end = _raw_decode(text)
     except RecursionError:
         raise ValueError("too many brackets stand in one another") from None
@@ -51,9 +51,22 @@ def require_shallow(value: object, max_levels: int = _MAX_LEVELS) -> None:
 
 
 def whole(batch: bytes) -> list[bytes]:
-    """The complete lines of a batch. The text after the last of them is still being written, or was cut
-    off."""
-    return batch[: batch.rfind(b"\n") + 1].split(b"\n")[:-1]
+    """Return the complete lines of a batch, without their line breaks. Text behind the last line break is
+    left out: it is still being written, or was cut off."""
+    return batch.split(b"\n")[:-1]
+
+
+def read_new_lines(path: Path, offset_bytes: int) -> tuple[list[bytes], int]:
+    """Read the complete lines of a file behind an offset. Return (the lines, the offset behind them).
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        RunError: it is a folder, a pipe or the like, or cannot be opened.
+    """
+    with open_file(path) as file:
+        file.seek(offset_bytes)
+        batch = file.read()
+    return whole(batch), offset_bytes + batch.rfind(b"\n") + 1
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -105,7 +118,7 @@ def load_lines(path: Path) -> list[dict[str, Any] | None]:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a JSON object; None if it is none, or is nested too deeply."""
+    """Parse a line as a JSON object; None if the line is not an object, or is nested too deeply."""
     try:
         value = decode(line)
         require_shallow(value)
@@ -115,17 +128,17 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def passed_over(path: Path, numbers: Sequence[int]) -> str:
-    """Return a sentence, without a full stop, about the lines of a file that were skipped.
+    """Return a sentence, without a full stop, about the lines of a file that were skipped: at most
+    _MAX_NAMED_RANGES ranges of lines are named.
 
     Args:
         path: the file.
         numbers: the numbers of the lines, counted from 1, ascending; at least one.
     """
-    runs = consecutive(numbers)
-    named = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    if len(named) > _MAX_NAMED_RANGES:
-        named[_MAX_NAMED_RANGES:] = [f"{len(named) - _MAX_NAMED_RANGES} more places"]
-    listed = " and ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]
+    ranges = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in consecutive(numbers)]
+    if len(ranges) > _MAX_NAMED_RANGES:
+        ranges[_MAX_NAMED_RANGES:] = [f"{len(ranges) - _MAX_NAMED_RANGES} more places"]
+    listed = " and ".join([", ".join(ranges[:-1]), ranges[-1]]) if len(ranges) > 1 else ranges[0]
     if len(numbers) == 1:
         return f"line {listed} of {path} is not what nbgpu writes, and was passed over"
     return f"lines {listed} of {path} are not what nbgpu writes, and were passed over"

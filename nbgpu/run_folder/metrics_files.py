@@ -26,20 +26,20 @@ _log = logging.getLogger("nbgpu.metrics_files")
 
 _KEYS = ("step", "epoch", "rank", "time_s")
 _LAST_LINES_BYTES = 2**20
-"""More bytes than the rows of one step have."""
-_LAST_LINE_BYTES = 2**14
+"""More bytes than the rows of all ranks for one step have."""
 _MAX_DIGITS = 18
 """The most digits that a step can have."""
 
 
 class Sink(Protocol):
-    """A destination for a run's numbers. An exception from a sink ends that sink and nothing else."""
+    """A destination for a run's metrics. A sink that raises an exception gets nothing more; the run and the
+    other sinks go on."""
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """Take the rows of the next complete steps, in order, and the epochs that end with them."""
 
     def close(self) -> None:
-        """Finish, because nothing more will come."""
+        """Finish writing, because no more rows will come."""
 
 
 class MetricsFile:
@@ -53,7 +53,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path, epoch_of: Callable[[int], int]) -> None:
         self._path = folder / METRICS
-        self._epoch_of = epoch_of
+        self._epoch = epoch_of
         self._columns: list[str] = []
         self.last_step = 0
         if self._path.exists():
@@ -68,7 +68,7 @@ class MetricsFile:
         writer = csv.writer(text, lineterminator="\n")
         for row in rows:
             values = [row.values.get(name, "") for name in self._columns]
-            writer.writerow([row.step, self._epoch_of(row.step), row.rank, f"{row.time_s:.3f}", *values])
+            writer.writerow([row.step, self._epoch(row.step), row.rank, f"{row.time_s:.3f}", *values])
         with self._path.open("a") as file:
             file.write(text.getvalue())
 
@@ -76,17 +76,15 @@ class MetricsFile:
         pass
 
     def _truncate_last_step(self) -> None:
-        """Truncate the file before its last step, which may be half written."""
+        """Cut the rows of the last step off the file, because they may be incomplete, and note the step and
+        the columns of the file."""
         with self._path.open("rb+") as file:
             self._columns = file.readline().decode().strip().split(",")[len(_KEYS) :]
             begin = file.tell()
-            size = file.seek(0, io.SEEK_END)
-            end = max(begin, size - _LAST_LINES_BYTES)
-            file.seek(end)
-            if end > begin:
+            end = file.seek(max(begin, file.seek(0, io.SEEK_END) - _LAST_LINES_BYTES))
+            if end > begin:  # in the middle of a line
                 end += len(file.readline())
-            read = file.read().splitlines(keepends=True)
-            whole = [line for line in read if line.endswith(b"\n")]
+            whole = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
             try:
                 steps = [int(line.split(b",")[0]) for line in whole]
             except ValueError:
@@ -102,7 +100,7 @@ class MetricsFile:
             file.truncate(end)
 
     def _add_columns(self, names: Sequence[str]) -> None:
-        """Rewrite the file with more columns. That is rare, because all steps have the same series."""
+        """Rewrite the file with more columns. That is rare, because nearly all steps have the same series."""
         self._columns += names
         unfinished = self._path.with_suffix(".tmp")
         with unfinished.open("w") as new:
@@ -122,18 +120,16 @@ class EpochsFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Keep the complete epochs at the beginning of an existing file, and cut off the rest, which is
-        written again."""
+        """Keep the complete epochs at the beginning of an existing file. The other epochs are cut off, and
+        written again from the records of the ranks."""
         self._path = folder / EPOCHS
         self.last_step = 0
         if self._path.exists():
             kept = []
             for fields in lines.load_lines(self._path):
                 last_step = None if fields is None else fields.get("last_step")
-                # The lines after an unreadable one are written again from the records of the ranks.
                 if fields is None or type(last_step) is not int or last_step <= self.last_step:
                     break
-                # An epoch that was not complete is written again when it is.
                 if fields.get("complete") is True:
                     kept.append(json.dumps(fields) + "\n")
                     self.last_step = last_step
@@ -151,13 +147,14 @@ class EpochsFile:
 
 
 class MetricsWriter:
-    """Follows the records of a run and passes new ones on to its files and to other sinks.
+    """Reads the records of a run's ranks, and passes the rows and epochs made of them to `metrics.csv`,
+    `epochs.jsonl` and other sinks.
 
     Args:
         folder: the run's folder, which contains `run_info.json`.
-        more: makers of other sinks by name, each called with the step before the first one that the sink
-            gets.
-        tell: called with a sentence about a sink that failed, which gets nothing more.
+        more: by name, functions that make other sinks, each called with the last step that the sink does
+            not get.
+        tell: called with a sentence about each sink that fails and gets nothing more.
     """
 
     def __init__(
@@ -166,7 +163,7 @@ class MetricsWriter:
         more: Mapping[str, Callable[[int], Sink]] | None = None,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Open the files, find the step from which each sink goes on, and make the other sinks. A sink that
+        """Open the files and make the other sinks, each with the step from which it goes on. A sink that
         cannot be opened is left out."""
         self._folder = folder
         self._tell = tell
@@ -176,18 +173,14 @@ class MetricsWriter:
         self._newest_step = 0
         """The last step that was passed on to the sinks."""
         self._read_from_the_beginning()
-        try:
-            metrics = MetricsFile(folder, self._epoch_of)
-        except (OSError, ValueError) as error:
-            self._disable(METRICS, error)
-        else:
-            self._sinks[METRICS] = metrics
+        self._make(METRICS, lambda _: MetricsFile(folder, self._epoch), 0)
+        if isinstance(metrics := self._sinks.get(METRICS), MetricsFile):
             # The last step of the file may be incomplete.
             self._known_steps[METRICS] = max(metrics.last_step - 1, 0)
-        makers: dict[str, Callable[[int], Sink]] = {EPOCHS: lambda step: EpochsFile(folder), **(more or {})}
-        for name, make in makers.items():
-            # EpochsFile itself skips the epochs that its file has.
-            self._make(name, make, 0 if name == EPOCHS else self._known_steps.get(METRICS, 0))
+        # EpochsFile itself skips the epochs that its file has.
+        self._make(EPOCHS, lambda _: EpochsFile(folder), 0)
+        for name, make in (more or {}).items():
+            self._make(name, make, self._known_steps[METRICS])
 
     @property
     def over(self) -> bool:
@@ -195,8 +188,8 @@ class MetricsWriter:
         return self._table.over
 
     def update(self) -> None:
-        """Pass on the steps that have become complete since the last call. Where a rank was replaced and
-        repeats steps that were written already, rewrite the files from the first record."""
+        """Pass on the steps that have become complete since the last call. If the run went back to a
+        checkpoint and repeats steps that were passed on already, rewrite the files from the first record."""
         rows = self._new_rows()
         if self._table.went_back:
             self._begin_the_files_again()
@@ -212,30 +205,30 @@ class MetricsWriter:
         for name, sink in list(self._sinks.items()):
             try:
                 sink.close()
-            except Exception as error:  # noqa: BLE001 - see above
+            except Exception as error:  # noqa: BLE001 - see `_make`
                 self._disable(name, error)
 
     def _read_from_the_beginning(self) -> None:
-        """Begin again with the first record of each rank, an empty table and an empty epoch."""
+        """Prepare to read the records of all ranks from the first one on, into an empty table."""
         self._info = runs.read_info(self._folder)
         self._tails = [Tail(self._folder, rank) for rank in range(self._info.world_size)]
         self._table = MetricsTable(self._info.world_size)
         self._epochs = EpochSummarizer(lambda step: self._info.epoch_at(step))
 
-    def _epoch_of(self, step: int) -> int:
+    def _epoch(self, step: int) -> int:
         return self._info.epoch_at(step).epoch
 
     def _new_rows(self) -> list[MetricsRow]:
         """Read the new records of all ranks, and return the rows of the steps that are complete now."""
         records = [record for tail in self._tails for record in tail.new()]
-        # The info is read after the records, because a change of the steps per epoch is in the info before
-        # its first step.
+        # The info is read after the records: where the number of steps per epoch changes, the ranks write
+        # the info before the first step that it holds for.
         self._info = runs.read_info(self._folder)
         return self._table.add(records)
 
     def _make(self, name: str, make: Callable[[int], Sink], known_step: int) -> None:
-        """Make a sink that has everything up to `known_step`; if that fails, training goes on without the
-        sink."""
+        """Make a sink that has everything up to the step `known_step` already. If that fails, training goes
+        on without the sink."""
         self._known_steps[name] = known_step
         try:
             self._sinks[name] = make(known_step)
@@ -243,21 +236,22 @@ class MetricsWriter:
             self._disable(name, error)
 
     def _begin_the_files_again(self) -> None:
-        """Rewrite the files from the first record, because the ranks went back and repeat steps. The other
-        sinks keep the values of the first time."""
+        """Empty the files and begin again with the first record, because the ranks went back and repeat
+        steps. The other sinks keep the values of the steps as they were done first."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
 
         def emptied(name: str, _: int) -> Sink:
+            """Remove a file, and return the sink that writes it again."""
             (self._folder / name).unlink(missing_ok=True)
-            return MetricsFile(self._folder, self._epoch_of) if name == METRICS else EpochsFile(self._folder)
+            return MetricsFile(self._folder, self._epoch) if name == METRICS else EpochsFile(self._folder)
 
         for name in {METRICS, EPOCHS} & self._sinks.keys():
             self._make(name, partial(emptied, name), known_step=0)
 
     def _write_rows(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
-        """Pass rows and epochs on to each sink, without those that the sink has already. A sink that fails
-        gets nothing more; the others go on."""
+        """Pass to each sink the rows and epochs that it does not have yet. A sink that fails gets nothing
+        more; the others go on."""
         if rows:
             self._newest_step = max(self._newest_step, rows[-1].step)
         # metrics.csv comes last, because it records how far the other sinks have got.
@@ -268,7 +262,7 @@ class MetricsWriter:
                 continue
             try:
                 sink.take(new, over)
-            except Exception as error:  # noqa: BLE001 - see above
+            except Exception as error:  # noqa: BLE001 - see `_make`
                 self._disable(name, error)
 
     def _disable(self, name: str, error: Exception) -> None:
@@ -279,11 +273,12 @@ class MetricsWriter:
 
 
 def complete(folder: Path, last_step: int, surely: bool = False) -> None:
-    """Rewrite the files of a run that is over, if they do not reach its last step.
+    """Rewrite the files of a run that is over, if they do not reach the last step of the run.
 
     Args:
+        folder: the run's folder.
         last_step: the last step that any rank has recorded.
-        surely: rewrite them in any case, because their last steps may lack a rank's rows.
+        surely: whether to rewrite the files in any case, because their last steps may lack a rank's rows.
     """
     if not (folder / names.INFO).exists():
         return
@@ -294,25 +289,28 @@ def complete(folder: Path, last_step: int, surely: bool = False) -> None:
 
 
 def lacks_rows(folder: Path, world_size: int) -> bool:
-    """Whether `metrics.csv` lacks rows, because rank 0 wrote the last step before it had the records of all
-    ranks."""
+    """Return whether `metrics.csv` lacks rows of its last step, as where rank 0 wrote them before the records
+    of all ranks had arrived."""
     last_step = _last_step(folder / METRICS)
     if not last_step:
         return True
-    with (folder / METRICS).open("rb") as file:
-        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINES_BYTES))
-        last_lines = file.read().splitlines()[-world_size:]
-    return any(line.split(b",")[0] != str(last_step).encode() for line in last_lines)
+    rows = _last_lines(folder / METRICS)[-world_size:]
+    return any(row.split(b",")[0] != str(last_step).encode() for row in rows)
 
 
 def _last_step(path: Path) -> int:
-    """Return the step of the last complete row of `metrics.csv`, without reading more than the end of the
-    file; 0 if there is none."""
+    """Return the step of the last row of `metrics.csv`; 0 if there is none, or if the row is damaged."""
     if not path.exists():
         return 0
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINE_BYTES))
-        *_, last = file.read().splitlines(keepends=True) or [b""]
-    # Without the length check a damaged line of digits would be a step beyond any number.
+    *_, last = _last_lines(path) or [b""]
+    # The length is checked, because a damaged line may consist of any number of digits.
     key = last.split(b",")[0]
     return int(key) if last.endswith(b"\n") and key.isdigit() and len(key) <= _MAX_DIGITS else 0
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    """Return the lines in the last _LAST_LINES_BYTES bytes of a file, with their line breaks. The beginning
+    of the first line may be missing."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINES_BYTES))
+        return file.read().splitlines(keepends=True)

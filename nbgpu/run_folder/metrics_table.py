@@ -37,7 +37,7 @@ _OF_RANK = frozenset({"step_s", "compute_s", "samples_per_s", *STEP_PARTS, *EXCH
 
 
 def is_of_rank(name: str) -> bool:
-    """Whether a series describes the rank and not the model, as times, memory and utilization do."""
+    """Return whether a series describes a rank, as times, memory and utilization do, and not the model."""
     return name in _OF_RANK or name.startswith(("memory_", "utilization_"))
 
 
@@ -55,21 +55,23 @@ class MetricsRow:
 
 
 class MetricsTable:
-    """Sorts the records of all ranks by step.
+    """Collects the records of all ranks by step, until all ranks have recorded the step.
 
     Args:
         world_size: the number of ranks that record.
     """
 
     def __init__(self, world_size: int) -> None:
-        """Begin with no records; the steps that are not complete are kept by step and rank."""
+        """Begin with no records."""
         self._open: dict[int, dict[int, MetricsRow]] = {}
+        """The rows of the steps that are not complete, by step and rank."""
         self._reached: list[float] = [-1] * world_size
-        """The last step that each rank has recorded; infinity where no more will come."""
+        """The last step that each rank has recorded; infinity after the rank's end."""
         self._closed_step = 0
+        """The last step whose rows were returned."""
         self.went_back = False
-        """Whether a rank has gone back to a step before those that were returned, whose rows describe a lost
-        state. A new table with all records gives the rows of the steps as they were finally done."""
+        """Whether a rank has gone back, to a checkpoint, behind steps whose rows were returned. Those rows
+        are then wrong; a new table, filled with all records, returns the right ones."""
         self._measured: list[dict[str, float]] = [{} for _ in range(world_size)]
 
     @property
@@ -87,8 +89,8 @@ class MetricsTable:
                 if record.text in FINAL_STATES:
                     self._reached[record.rank] = math.inf
                 elif record.text in STATES_OF_NO_STEP:
-                    # The rank may go back to an earlier step, and says in its next state to which one. Until
-                    # then no further step is complete.
+                    # The rank may go back to an earlier step, which the record of its next state has. No
+                    # further step is complete until then.
                     self._reached[record.rank] = min(self._reached[record.rank], self._closed_step)
                 else:
                     self._note_progress(record.rank, record.step)
@@ -99,38 +101,36 @@ class MetricsTable:
         return self._close(math.inf)
 
     def _note_progress(self, rank: int, step: int) -> None:
-        """Note that a rank goes on after a step, even if it had ended or had been further before."""
+        """Note that a rank has done `step` steps and goes on from there. If it had done more steps before, or
+        had ended, it has gone back to a checkpoint, and its rows of later steps are dropped."""
         self._reached[rank] = min(self._reached[rank], step)
         self.went_back = self.went_back or step < self._closed_step
-        for undone in [undone for undone in self._open if undone > step]:
-            self._open[undone].pop(rank, None)
-            if not self._open[undone]:
-                del self._open[undone]
+        for later in [later for later in self._open if later > step]:
+            self._open[later].pop(rank, None)
+            if not self._open[later]:
+                del self._open[later]
 
     def _add_sample(self, sample: Sample) -> None:
-        """Add one sample: the numbers of a step make a row, and any other sample adds to the row of its step.
-        Memory and utilization, which are measured now and then, go into all later rows until they are
-        measured again."""
+        """Add one sample. The sample of a step itself makes a row; any other sample adds its values to the
+        row of its step. Memory and utilization, which are measured about once a second, are in all later rows
+        too, until they are measured again."""
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
-                values = {**sample.values, **self._measured[sample.rank]}
-                for moment in STEP_MOMENTS:
-                    values.pop(moment, None)
+                values = {n: value for n, value in sample.values.items() if n not in STEP_MOMENTS}
+                values |= self._measured[sample.rank]
                 row = MetricsRow(sample.step, sample.rank, sample.time_s, values)
                 self._open.setdefault(sample.step, {})[sample.rank] = row
             self._reached[sample.rank] = sample.step
             return
-        row_of_step = self._open.get(sample.step, {}).get(sample.rank)
-        if row_of_step is not None:
-            row_of_step.values.update(sample.values)
+        if (row := self._open.get(sample.step, {}).get(sample.rank)) is not None:
+            row.values.update(sample.values)
         measured = {name: v for name, v in sample.values.items() if not name.startswith(VALIDATION)}
         self._measured[sample.rank].update(measured)
 
     def _close(self, beyond: float) -> list[MetricsRow]:
-        """Return the rows of all open steps below `beyond`, in order of step and rank, and forget them."""
+        """Remove the rows of all open steps below `beyond`, and return them in order of step and rank."""
         done = sorted(step for step in self._open if step < beyond)
-        if done:
-            self._closed_step = done[-1]
+        self._closed_step = max(done, default=self._closed_step)
         return [row for step in done for _, row in sorted(self._open.pop(step).items())]
 
 
@@ -158,13 +158,13 @@ class EpochSummary:
     """The last validation values, without 'val_' in their names."""
     samples_per_s_by_rank: list[float]
     own_s_by_rank: list[float]
-    """The mean time per step of each rank's own work: until it first waits for the others, where that was
-    measured (on a CPU), else the whole step."""
+    """The mean time per step of each rank without waiting for the other ranks, where that was measured (on a
+    CPU), else of the whole step."""
     slowest_rank: int
     straggler_ratio: float
-    """The own work of the slowest rank divided by that of the fastest one."""
+    """The highest of `own_s_by_rank` divided by the lowest."""
     peak_memory_bytes: float
-    """The most memory that was measured on any rank; 0 where none was measured."""
+    """The most memory that was measured on any rank; 0 if none was measured."""
 
 
 class EpochSummarizer:
@@ -199,7 +199,7 @@ class EpochSummarizer:
         by_rank: dict[int, list[MetricsRow]] = {}
         for row in rows:
             by_rank.setdefault(row.rank, []).append(row)
-        own_s = {rank: _own_s(own) for rank, own in sorted(by_rank.items())}
+        own_s = {rank: _own_s(rows_of_rank) for rank, rows_of_rank in sorted(by_rank.items())}
         slowest = max(own_s, key=own_s.__getitem__)
         # A step takes as long as on its slowest rank.
         longest_s: dict[int, float] = {}
@@ -213,20 +213,21 @@ class EpochSummarizer:
             for name, value in row.values.items()
             if name.startswith(VALIDATION)
         }
-        complete = (first, last) == (span.first_step, span.last_step)
         return [
             EpochSummary(
                 epoch=span.epoch,
                 first_step=first,
                 last_step=last,
-                complete=complete,
+                complete=(first, last) == (span.first_step, span.last_step),
                 train_s=train_s,
                 samples=samples,
                 samples_per_s=samples / train_s if train_s else 0.0,
                 lr=rows[-1].values.get("lr", 0.0),
                 means=_means(rows),
                 validation=validation,
-                samples_per_s_by_rank=[_mean(own, "samples_per_s") for _, own in sorted(by_rank.items())],
+                samples_per_s_by_rank=[
+                    _mean(of_rank, "samples_per_s") for _, of_rank in sorted(by_rank.items())
+                ],
                 own_s_by_rank=list(own_s.values()),
                 slowest_rank=slowest,
                 straggler_ratio=own_s[slowest] / max(min(own_s.values()), 1e-9),
@@ -236,7 +237,7 @@ class EpochSummarizer:
 
 
 def _own_s(rows: Sequence[MetricsRow]) -> float:
-    """Return the mean time per step of a rank's own work: without waiting for others if that was measured."""
+    """Return the mean time per step of a rank: without waiting for other ranks if all rows have that."""
     name = "compute_s" if all("compute_s" in row.values for row in rows) else "step_s"
     return _mean(rows, name)
 
@@ -246,17 +247,16 @@ def _mean(rows: Sequence[MetricsRow], name: str) -> float:
 
 
 def _means(rows: Sequence[MetricsRow]) -> dict[str, float]:
-    """Return the mean over rows of the loss, its terms and the gradient's norm; values that are not finite
-    are left out, so that one NaN does not hide an epoch."""
+    """Return the mean over rows of the loss, its terms and the gradient's norm. NaN and infinite values are
+    left out, so that a single NaN does not make the mean of an epoch NaN."""
     finite: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.values.items():
             if is_of_rank(name) or is_learning_rate(name) or name.startswith(VALIDATION):
                 continue
-            known = finite.setdefault(name, [])
             if math.isfinite(value):
-                known.append(value)
-    return {name: sum(known) / len(known) for name, known in finite.items() if known}
+                finite.setdefault(name, []).append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in finite.items()}
 
 
 def _memory_bytes(values: Mapping[str, float]) -> float:
@@ -273,16 +273,17 @@ def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[EpochSum
 
 
 def steps_of(rows: Sequence[MetricsRow]) -> Iterator[tuple[int, list[MetricsRow]]]:
-    """Yield each step with its rows, which are in order."""
-    for step, of_step in groupby(rows, key=lambda row: row.step):
-        yield step, list(of_step)
+    """Yield (step, the rows of all ranks for the step) from rows in order of their steps."""
+    for step, rows_of_step in groupby(rows, key=lambda row: row.step):
+        yield step, list(rows_of_step)
 
 
-def step_values(of_step: Sequence[MetricsRow]) -> dict[str, float]:
-    """Return the metrics of one step: means over the ranks, and each rank's own times and memory."""
+def step_values(rows: Sequence[MetricsRow]) -> dict[str, float]:
+    """Return the metrics of one step, from the rows of all ranks: means over the ranks such as 'train/loss',
+    and the times and memory of each rank such as 'rank0/step_s'."""
     values: dict[str, float] = {}
     shared: dict[str, list[float]] = {}
-    for row in of_step:
+    for row in rows:
         for name, value in row.values.items():
             if name.startswith(VALIDATION):
                 values[f"val/{name.removeprefix(VALIDATION)}"] = value
@@ -290,7 +291,7 @@ def step_values(of_step: Sequence[MetricsRow]) -> dict[str, float]:
                 values[f"rank{row.rank}/{name}"] = value
             else:
                 shared.setdefault(name, []).append(value)
-    return {f"train/{name}": sum(of_ranks) / len(of_ranks) for name, of_ranks in shared.items()} | values
+    return {f"train/{name}": sum(numbers) / len(numbers) for name, numbers in shared.items()} | values
 
 
 def epoch_values(epoch: EpochSummary) -> dict[str, float]:

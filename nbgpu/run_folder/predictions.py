@@ -2,10 +2,10 @@
 
     predictions.csv      one row for each sample: its values, its files, or why it failed
     predict.json         the job: which model, which data, which settings
-    rows/1-rank0.jsonl   what a rank has done, sample by sample, of which the table is made; the number counts
-                         how often the job was begun
+    rows/1-rank0.jsonl   the rows of rank 0 from the first attempt at the job; the table is made from the rows
+                         of all ranks and attempts
 
-A job that was cut off goes on with the samples that have no row yet. Needs no torch.
+A job that was interrupted goes on with the samples that have no row yet. Needs no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ TABLE = "predictions.csv"
 JOB = "predict.json"
 _ROWS = "rows"
 _IDENTITY = ("run_folder", "checkpoint", "data", "settings")
-"""Two jobs that differ in one of these predict something else."""
+"""The fields that decide what a job predicts. A job that differs in one of them cannot go on in the same
+folder."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class Row:
     files: Sequence[str] = ()
     """Its files in the output folder."""
     aside: Mapping[str, Any] = field(default_factory=dict)
-    """What a conclusion about all samples needs, and the table does not show."""
+    """Values that the table does not show, for the recipe's `conclude`, which compares all samples."""
     failed: str = ""
     """Why there is no prediction; empty if there is one."""
     is_reference: bool = False
-    """Whether the sample is one of the training data, which only a conclusion needs."""
+    """Whether the sample is one of the training data, which `conclude` compares the new samples with."""
     seconds: float = 0.0
 
 
@@ -78,7 +79,7 @@ def begin(job: Job) -> Job:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            job = _same(job)
+            _require_same(job)
         else:
             write_whole(out / JOB, json.dumps(asdict(job), indent=2) + "\n")
         (out / _ROWS).mkdir(exist_ok=True)
@@ -86,29 +87,30 @@ def begin(job: Job) -> Job:
         raise ConfigError(
             f"out = {job.out!r} cannot be written to: {error.strerror}. Give another folder"
         ) from None
-    attempts = (int(path.name.partition("-")[0]) for path in (out / _ROWS).glob("*-rank*.jsonl"))
-    return Job(**{**asdict(job), "attempt": max(attempts, default=0) + 1})
+    attempts = (_attempt_key(path)[0] for path in (out / _ROWS).glob("*-rank*.jsonl"))
+    return replace(job, attempt=max(attempts, default=0) + 1)
 
 
-def _same(job: Job) -> Job:
-    """Return the job if its folder has predictions of the same model, data and settings; ConfigError if
-    not."""
+def _require_same(job: Job) -> None:
+    """Raise ConfigError if the job's folder has other content than predictions of the same model, data and
+    settings."""
     out = Path(job.out)
     try:
-        there = lines.load(out / JOB)
+        existing = lines.load(out / JOB)
     except FileNotFoundError:
         raise ConfigError(
             f"out = {job.out!r}: the folder is not empty, and it has no predictions. Give another one"
         ) from None
     wanted = json.loads(json.dumps(asdict(job)))
-    if not isinstance(there, dict):
+    if not isinstance(existing, dict):
         raise ConfigError(f"out = {job.out!r}: {JOB} there is not what nbgpu writes. Give another out")
-    if different := [name for name in _IDENTITY if there.get(name) != wanted[name]]:
-        found = "; ".join(
-            f"{name} is {there.get(name)!r} there and {wanted[name]!r} now" for name in different
+    if different := [name for name in _IDENTITY if existing.get(name) != wanted[name]]:
+        differences = "; ".join(
+            f"{name} is {existing.get(name)!r} there and {wanted[name]!r} now" for name in different
         )
-        raise ConfigError(f"out = {job.out!r} has the predictions of another job: {found}. Give another out")
-    return job
+        raise ConfigError(
+            f"out = {job.out!r} has the predictions of another job: {differences}. Give another out"
+        )
 
 
 class RowWriter:
@@ -138,16 +140,17 @@ class RowWriter:
 
 def rows(job: Job) -> list[Row]:
     """Return the rows of all attempts. A sample that failed in an earlier attempt has only its newest row."""
-    found: dict[tuple[bool, str], Row] = {}
-    for path in sorted((Path(job.out) / _ROWS).glob("*-rank*.jsonl"), key=_attempt_of):
+    newest: dict[tuple[bool, str], Row] = {}
+    for path in sorted((Path(job.out) / _ROWS).glob("*-rank*.jsonl"), key=_attempt_key):
         for record in lines.load_lines(path):
             if record is not None and "name" in record:
                 row = Row(**record)
-                found[row.is_reference, row.name] = row
-    return list(found.values())
+                newest[row.is_reference, row.name] = row
+    return list(newest.values())
 
 
-def _attempt_of(path: Path) -> tuple[int, str]:
+def _attempt_key(path: Path) -> tuple[int, str]:
+    """Return the number of the attempt that wrote a file of rows, with the file's name as a sort key."""
     return int(path.name.partition("-")[0]), path.name
 
 
@@ -169,7 +172,7 @@ class ProgressReader:
     def __init__(self, job: Job) -> None:
         self._folder = Path(job.out) / _ROWS
         self._attempt = job.attempt
-        self._read_bytes: dict[Path, int] = {}
+        self._offsets_bytes: dict[Path, int] = {}
         self.progress = Progress()
 
     def read(self) -> Progress:
@@ -187,12 +190,9 @@ class ProgressReader:
     def _new_records(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the records that were added to a rank's file since the last call; an incomplete last line is
         left for the next one."""
-        with path.open("rb") as file:
-            file.seek(self._read_bytes.get(path, 0))
-            batch = file.read()
-        self._read_bytes[path] = self._read_bytes.get(path, 0) + batch.rfind(b"\n") + 1
-        for line in lines.whole(batch):
-            # A line that is damaged is no sample that is done.
+        new, self._offsets_bytes[path] = lines.read_new_lines(path, self._offsets_bytes.get(path, 0))
+        for line in new:
+            # A damaged line does not count as a sample.
             with suppress(ValueError):
                 record = lines.decode(line)
                 if isinstance(record, dict) and record.keys() & {"num_samples", "name"}:

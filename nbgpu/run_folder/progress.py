@@ -1,11 +1,12 @@
-"""The progress of a run, for readers that do not follow each of its records: JupyterLab's sidebar and status
-bar, and `nbgpu ps`."""
+"""The progress of a run, read from the end of its files: for JupyterLab's sidebar and status bar, and for
+`nbgpu ps`, which need not read every record."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from nbgpu.run_folder.rank_files import Record, parse, record_path
 
 _BLOCK_BYTES = 2**18
 _MOST_BYTES_BACK = 2**26
-"""How far back a state is looked for. A rank writes about 300 bytes for each step, so these are some 200,000
-steps."""
+"""The part of a file, at its end, that is searched for a change of state. A rank writes about 300 bytes for
+each step, so that this is some 200,000 steps."""
 
 _STATE = b'"kind": "state"'
 
@@ -35,23 +36,25 @@ _ORDER: tuple[RunState, ...] = (
     "waiting for rank 0",
     "stopping",
 )
-"""The states of a rank, the one that the others wait for first."""
+"""The states of a rank before its end, those that the other ranks wait for first."""
 
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """The progress of a run. `eta_s` is None where it is not known. Epochs are 0 until the data have been
-    read, and so are the steps of a run whose length is given in epochs."""
+    """The progress of a run."""
 
     step: int
     total_steps: int
+    """The run's length in steps; 0 if it is given in epochs and the data have not been read yet."""
     epoch: int
+    """The number of the epoch, counted from 1; 0 until the data have been read."""
     num_epochs: int
-    """The run's length in epochs. It is 0, too, where the length was given in steps and a change of the batch
-    size has changed how many of them an epoch has: then it is no fixed number."""
+    """The run's length in epochs; 0 until the data have been read. It is also 0 if the length is given in
+    steps and the batch size was changed during the run, because epochs then have different lengths."""
     samples_per_s: float
-    """The throughput over all ranks; 0 until it is known, and of a search, which goes over no samples."""
+    """The throughput over all ranks; 0 until it is measured, and for a recipe without samples."""
     eta_s: float | None
+    """The remaining time in seconds; None if it is not known."""
 
     @property
     def in_steps(self) -> str:
@@ -60,7 +63,7 @@ class ProgressBar:
 
 
 def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> ProgressBar:
-    """Return the progress of the slowest rank of a run, and the remaining time at the present pace.
+    """Return the progress of the slowest rank of a run, and the remaining time at the present throughput.
 
     Args:
         info: the run.
@@ -70,25 +73,24 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     step = min((s.step for s in statuses), default=0)
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
     samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
-    # A search for a field has no samples, only times of steps.
+    # A recipe without samples, which searches for a field, has only the times of its steps.
     step_s = max((s.values.get("step_s", 0.0) for s in statuses), default=0.0)
     step_s = info.global_batch_size / samples_per_s if samples_per_s > 0 else step_s
     left_s = (info.total_steps - step) * step_s
-    # After the last step the result is computed, and the pace of the steps does not say how long that takes.
-    moves = 0 < left_s < math.inf and state not in FINAL_STATES and state != "paused"
+    # After the last step the result is computed, and how long that takes does not follow from the steps.
+    has_eta = 0 < left_s < math.inf and state not in FINAL_STATES and state != "paused"
     return ProgressBar(
         step=step,
         total_steps=info.total_steps,
         epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
         num_epochs=_num_epochs(info),
         samples_per_s=samples_per_s,
-        eta_s=left_s if moves else None,
+        eta_s=left_s if has_eta else None,
     )
 
 
 def _num_epochs(info: RunInfo) -> int:
-    """Return the run's length in epochs; 0 if it is not known, or no fixed number because epochs have had
-    different lengths."""
+    """Return `ProgressBar.num_epochs`."""
     if not info.steps_per_epoch:
         return 0
     last = info.epoch_at(max(1, info.total_steps)).epoch
@@ -96,17 +98,16 @@ def _num_epochs(info: RunInfo) -> int:
 
 
 def state_of_slowest(states: Iterable[RunState]) -> RunState:
-    """Return the state of a run that is not over: the state of its ranks, or of the rank that the others wait
-    for if they differ."""
-    known = set(states)
-    return next((state for state in _ORDER if state in known), "training")
+    """Return the state of a run that is not over: if the states of its ranks differ, the state that comes
+    first in _ORDER."""
+    present = set(states)
+    return next((state for state in _ORDER if state in present), "training")
 
 
 class NewestRecords:
     """The state, the step and the newest values of one rank of a run, from the end of its file.
 
-    Unlike `Reader` this class keeps no records and reads no long file from its beginning, so that a look at a
-    run costs little.
+    Unlike `Reader`, this class keeps no records, and reads only the end of a long file, so that it is cheap.
 
     Args:
         folder: the run's folder.
@@ -129,28 +130,20 @@ class NewestRecords:
         Raises:
             RunError: the path is not a regular file, or cannot be opened.
         """
+        last_state: list[bytes] = []
         try:
-            file = lines.open_file(self._path)
+            with lines.open_file(self._path) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if self._offset_bytes is None or size_bytes < self._offset_bytes:
+                    # The newest values are near the end of the file, and the last state may be far before.
+                    last_state = [_last_state(file.fileno(), size_bytes)]
+                    self._offset_bytes = max(0, size_bytes - _BLOCK_BYTES)
+            new, self._offset_bytes = lines.read_new_lines(self._path, self._offset_bytes)
         except FileNotFoundError:  # the rank has not begun to write
             return
-        with file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            begin_bytes = self._offset_bytes
-            if begin_bytes is None or size_bytes < begin_bytes:
-                # The newest numbers stand near the end, and the state may be far before them.
-                new = [_last_state(file.fileno(), size_bytes)]
-                begin_bytes = max(0, size_bytes - _BLOCK_BYTES)
-            else:
-                new = []
-            file.seek(begin_bytes)
-            whole = lines.whole(file.read(size_bytes - begin_bytes))
-        self._offset_bytes = begin_bytes + sum(map(len, whole)) + len(whole)
-        new += whole
-        for line in new:
-            try:
+        for line in [*last_state, *new]:
+            with suppress(ValueError):  # the Reader reports damaged lines
                 self._take(parse(self._rank, line))
-            except ValueError:
-                continue  # those who follow the run are told of damaged lines
 
     def _take(self, record: Record) -> None:
         """Update state, step and values from one record."""
@@ -158,42 +151,47 @@ class NewestRecords:
             self.values.update(record.values)
             self.step = max(self.step, record.step)
             if not self._has_state and STEP_SERIES in record.values:
-                self.state = "training"  # the state was recorded too far back in the file to be searched for
+                self.state = "training"  # `_last_state` does not search so far back
         elif record.kind == "state":
             self._has_state = True
             self.state = record.text  # type: ignore[assignment]  # `parse` has checked it
             if record.text not in STATES_OF_NO_STEP:
-                # A run whose weights are spread over the ranks may go back to its newest checkpoint.
+                # A run with sharded weights (FSDP) that loses a rank goes back to its newest checkpoint.
                 self.step = record.step
-            else:  # the numbers are of an earlier process
+            else:  # another process has taken the rank's place
                 self.values.clear()
 
 
 def _last_state(descriptor: int, size_bytes: int) -> bytes:
-    """Return the last whole line with a change of state in a rank's file, searching block by block from the
-    end; empty if none is found."""
+    """Return the last complete line with a change of state in a rank's file; empty if there is none in the
+    last _MOST_BYTES_BACK bytes. The file is searched in blocks from its end.
+
+    Args:
+        descriptor: the open file.
+        size_bytes: the size of the file.
+    """
     end_bytes, carried = size_bytes, b""
     while end_bytes > max(0, size_bytes - _MOST_BYTES_BACK):
         begin_bytes = max(0, end_bytes - _BLOCK_BYTES)
         block = os.pread(descriptor, end_bytes - begin_bytes, begin_bytes) + carried
         # A line without its end was cut off by a full disk, or is being written.
-        found = block.rfind(_STATE, 0, block.rfind(b"\n") + 1)
-        line_begin = block.rfind(b"\n", 0, found) + 1
-        if found >= 0 and (line_begin or begin_bytes == 0):
+        state_begin = block.rfind(_STATE, 0, block.rfind(b"\n") + 1)
+        line_begin = block.rfind(b"\n", 0, state_begin) + 1
+        if state_begin >= 0 and (line_begin or begin_bytes == 0):
             return block[line_begin:].partition(b"\n")[0]
-        # What may belong to a line that begins in the block before: all of this block, or the rest of that
-        # line, and so much at least that a mark across the border of the blocks is found.
-        carried = block if found >= 0 else block[: max(block.find(b"\n") + 1, len(_STATE))]
+        # The line with the state, or a part of `_STATE`, may lie across the border to the block before. The
+        # part of it in this block is searched again together with that block.
+        carried = block if state_begin >= 0 else block[: max(block.find(b"\n") + 1, len(_STATE))]
         end_bytes = begin_bytes
     return b""
 
 
 class RunView:
-    """One run, read again each time that somebody looks.
+    """The state and the progress of one run, as of the last `read`.
 
     Args:
         folder: the run's folder.
-        num_ranks: how many ranks write there until the run says so itself.
+        num_ranks: the number of ranks, which counts until the run has written its `run_info.json`.
 
     Raises:
         RunError: the folder is not this user's own.
@@ -214,7 +212,7 @@ class RunView:
 
     @property
     def report(self) -> Path:
-        """The file with the run's report, which is there some time after the end."""
+        """The path of the run's report, which is written after the run's end."""
         return self.folder / names.REPORT
 
     def read(self) -> None:
@@ -232,7 +230,7 @@ class RunView:
         self.state = self._state()
 
     def in_words(self) -> str:
-        """Return the run's name, its state and its step, in a line."""
+        """Return the run's name, state and step as one line."""
         if self._info is None:
             return f"{self.folder.name}, {self.state}"
         return f"{self.folder.name}, {self.state}, {self._progress(self._info).in_steps}"
@@ -260,7 +258,7 @@ class RunView:
         return progress(info, self.state, statuses)
 
     def _state(self) -> RunState:
-        """Return the state of the run: that in which its ranks ended, or that of the slowest rank."""
+        """Return the state in which the run ended, or else the state of its slowest rank."""
         end = runs.end_state(self.folder, len(self._ranks))
         return end or state_of_slowest({rank.state for rank in self._ranks} - FINAL_STATES)
 

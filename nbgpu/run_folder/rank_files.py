@@ -1,5 +1,6 @@
 """A rank's two files in the run's folder: `rankN.jsonl`, with a record in each line, and
-`rankN.endpoint.json`, which says where the rank sends the same records while the run goes on."""
+`rankN.endpoint.json`, with the address of the socket by which the rank sends the same records during the
+run."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from nbgpu.run_folder.metrics_table import STEP_SERIES
 
 HEARTBEAT_PERIOD_S = 0.5
 HEARTBEAT = b"\n"
-"""What the socket carries where there is no new record for so long."""
+"""The message that a rank sends by its socket after HEARTBEAT_PERIOD_S without a new record."""
 
 _FLOAT, _NUMBERS = {float}, {float, int}
 
@@ -54,15 +55,18 @@ def _are_numbers(values: object) -> bool:
     if type(values) is not dict:
         return False
     types = {*map(type, values.values())}
-    if not types <= _FLOAT and not (types <= _NUMBERS and all(map(_fits_a_float, values.values()))):
+    # An integer has to fit into a float.
+    if not types <= _FLOAT and not (
+        types <= _NUMBERS and all(type(v) is float or abs(v) <= MAX_NUMBER for v in values.values())
+    ):
         return False
     if STEP_SERIES not in values:
         return True
-    known: dict[str, float] = values
-    get = known.get
+    by_series: dict[str, float] = values
+    get = by_series.get
     # Written out, because a loop over the names would take longer than the rest of `parse`.
     return (
-        0 <= known[STEP_SERIES] <= MAX_NUMBER
+        0 <= by_series[STEP_SERIES] <= MAX_NUMBER
         and 0 <= get("samples_per_s", 0) <= MAX_NUMBER
         and 0 <= get("compute_s", 0) <= MAX_NUMBER
         and 0 <= get("data_s", 0) <= MAX_NUMBER
@@ -77,10 +81,6 @@ def _are_numbers(values: object) -> bool:
         and 0 <= get("begun_at_s", 0) <= MAX_NUMBER
         and 0 <= get("ready_at_s", 0) <= MAX_NUMBER
     )
-
-
-def _fits_a_float(value: float) -> bool:
-    return isinstance(value, float) or abs(value) <= MAX_NUMBER
 
 
 def _require_event(event: Event) -> None:
@@ -100,12 +100,13 @@ def _require_event(event: Event) -> None:
 
 
 def parse_or_mark(rank: int, line: bytes, number: int) -> Record:
-    """Parse a line of a file as a record; an event of the kind DAMAGE stands for a line that cannot be read.
+    """Parse a line of a file as a record. For a line that cannot be parsed, return an event of the kind
+    DAMAGE.
 
     Args:
         rank: the rank that wrote the file.
-        line: the line without its end.
-        number: the number of lines before it, which is the record's `seq`.
+        line: the line without its line break.
+        number: the number of lines before this one, which becomes the `seq` of a DAMAGE event.
     """
     try:
         return parse(rank, line)
@@ -114,7 +115,7 @@ def parse_or_mark(rank: int, line: bytes, number: int) -> Record:
 
 
 class Tail:
-    """Reads the file of one rank piece by piece, without keeping records.
+    """Reads the records that a rank appends to its file, each once, without keeping them.
 
     Args:
         folder: the run's folder.
@@ -134,11 +135,8 @@ class Tail:
             RunError: the path is not a regular file, or cannot be opened.
         """
         try:
-            with lines.open_file(self._path) as file:
-                file.seek(self._offset_bytes)
-                new = lines.whole(file.read())
+            new, self._offset_bytes = lines.read_new_lines(self._path, self._offset_bytes)
         except FileNotFoundError:
             return []
-        self._offset_bytes += sum(map(len, new)) + len(new)
         begin, self._num_lines = self._num_lines, self._num_lines + len(new)
         return [parse_or_mark(self._rank, line, number) for number, line in enumerate(new, begin)]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -46,46 +47,54 @@ START: Cursor = ()
 
 @dataclass
 class _RankSource:
-    """The state of reading one rank: the place in its file, its newest records, and its socket, which runs
-    ahead of the file."""
+    """What the Reader has read of one rank: the offset in the rank's file, its newest records and values, and
+    its socket, which delivers records before they are in the file."""
 
     rank: int
     path: Path
     offset_bytes: int = 0
+    """The offset in the file behind the last record taken."""
     num_taken: int = 0
     """The number of records taken, which is that of lines: an event of the kind DAMAGE stands for each line
     that cannot be read."""
     newest: deque[Record] = field(default_factory=deque)
     """The newest records, without a gap."""
     places_bytes: list[int] = field(default_factory=list)
-    """Where each WINDOWth record begins in the file."""
+    """The offset in the file of every WINDOWth record: of number 0, WINDOW, 2 WINDOW and so on."""
     damaged_lines: list[int] = field(default_factory=list)
     """The numbers of the file's lines that cannot be read, counted from 1."""
     torn_lines: list[int] = field(default_factory=list)
     """The numbers of lines whose `seq` is not one more than that of the line before."""
     shift: int = 0
-    """A record's `seq` less the number of lines before it; 0 in a file as a rank writes it."""
+    """A record's `seq` minus the number of lines before the record; 0 in a file that nobody has edited."""
     socket: zmq.Socket[bytes] | None = None
     endpoint: bytes = b""
     """The content of the endpoint file to which the socket is connected; a rank that is replaced writes
     another one."""
     heard_mono_s: float = field(default_factory=time.monotonic)
+    """When the last message of the rank arrived, by `time.monotonic`."""
     read_mono_s: float = 0.0
+    """When the file was read last, by `time.monotonic`."""
     reported: set[str] = field(default_factory=set)
-    """The errors of the thread with this rank's files and socket that were logged."""
+    """The errors with this rank's files and socket that were logged already."""
+    state: RunState = "starting"
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    """The newest value of each series."""
+    progress: tuple[int, int] = (0, 0)
+    """The number of samples of the result that the rank has evaluated, and the number of all of them."""
 
 
-def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
-    """Return (samples of the result that a rank has evaluated, all of them) from the record of a state; the
-    earlier progress if the state continues the evaluation without telling it, and (0, 0) in any other
-    state."""
+def _new_progress(record: Event, before: tuple[int, int]) -> tuple[int, int]:
+    """Return the `progress` of a rank after the record of a state: the numbers in the record if it has them;
+    `before`, the earlier progress, if the rank is still evaluating the result; else (0, 0)."""
     done, total = record.detail.get("done"), record.detail.get("total")
     if isinstance(done, int) and isinstance(total, int) and 0 <= done <= total:
         return done, total
     return before if record.text in ("working out the result", "waiting for rank 0") else (0, 0)
 
 
-def _damage_of(source: _RankSource) -> list[str]:
+def _damage_sentences(source: _RankSource) -> list[str]:
     """Return sentences about the lines of a rank's file that cannot be read or are out of order."""
     sentences = []
     if source.damaged_lines:
@@ -103,8 +112,8 @@ def _damage_of(source: _RankSource) -> list[str]:
 
 @contextmanager
 def _reporting(source: _RankSource) -> Iterator[None]:
-    """Log each error of the block once for this rank and go on, because the thread tries again and follows
-    other ranks as well."""
+    """Log an error of the block, each message once for this rank, and do not raise it: the reader's thread
+    tries again, and has other ranks to follow."""
     try:
         yield
     except (OSError, RunError, zmq.ZMQError) as error:
@@ -137,10 +146,6 @@ class Reader:
         self._num_ranks = world_size
         self._lock = threading.Lock()
         self._events: list[Event] = []
-        self._states: list[RunState] = ["starting"] * world_size
-        self._progress = [(0, 0)] * world_size
-        self._steps = [0] * world_size
-        self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
         self._heard: deque[tuple[_RankSource, bytes]] = deque()
         """Batches of lines from ranks on other hosts, for the thread to take."""
         self._closing = threading.Event()
@@ -152,19 +157,20 @@ class Reader:
             self._thread.start()
 
     def keep_only(self, num_ranks: int) -> None:
-        """Return records of the first `num_ranks` ranks only, after the run has lost the others: the step of
-        a run is that of the ranks it has. Events of lost ranks stay. May be called again with more ranks."""
+        """Return from now on the records of the first `num_ranks` ranks only, because the run has lost the
+        others, and their last step must not count as the step of the run. Events of lost ranks stay. When
+        ranks come back, this is called again with the larger number."""
         self._num_ranks = num_ranks
 
     def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:
         """Return all records that arrived after `cursor`, in the order of their times, and the cursor for the
         next call. The records of a long run may not fit into memory; `batches` yields them piece by piece."""
         records: list[Record] = []
-        behind = cursor or (0,) * len(self._sources)
-        for batch, now in self.batches(cursor):
+        end = cursor or (0,) * len(self._sources)
+        for batch, batch_end in self.batches(cursor):
             records += batch
-            behind = now
-        return records, behind
+            end = batch_end
+        return records, end
 
     def batches(self, cursor: Cursor = START) -> Iterator[tuple[list[Record], Cursor]]:
         """Yield the records that arrived after `cursor`, at most WINDOW of each rank at a time, each time
@@ -190,25 +196,22 @@ class Reader:
             return list(self._events)
 
     def damage(self) -> list[str]:
-        """Return a sentence or two for each file with lines that were skipped or are not as the ranks wrote
-        them."""
+        """Return a sentence or two for each file that has unreadable lines, or lines that were added, moved
+        or taken out."""
         with self._lock:
-            return [sentence for source in self._sources for sentence in _damage_of(source)]
+            return [sentence for source in self._sources for sentence in _damage_sentences(source)]
 
     def _after(self, source: _RankSource, count: int) -> list[Record]:
-        """Return at most WINDOW records of a rank, beginning with number `count`, from memory or from the
-        file."""
+        """Return at most WINDOW records of a rank, beginning with number `count`, counted from 0: from memory
+        if they are among the newest, else from the file."""
         with self._lock:
             num_behind = source.num_taken - count
             if num_behind <= len(source.newest):
-                first = len(source.newest) - num_behind
-                last = min(len(source.newest), first + WINDOW)
-                return [source.newest[i] for i in range(first, last)]
-            # Begin at the nearest record before, whose place in the file is known.
+                begin = len(source.newest) - num_behind
+                return list(islice(source.newest, begin, begin + WINDOW))
+            # The file is read between the noted offsets before and after record number `count`.
             index = count // WINDOW
-            begin_bytes = source.places_bytes[index]
-            is_last = index + 1 == len(source.places_bytes)
-            end_bytes = source.offset_bytes if is_last else source.places_bytes[index + 1]
+            begin_bytes, end_bytes, *_ = (*source.places_bytes[index : index + 2], source.offset_bytes)
         with lines.open_file(source.path) as file:
             file.seek(begin_bytes)
             read = lines.whole(file.read(end_bytes - begin_bytes))[count - index * WINDOW :]
@@ -222,35 +225,35 @@ class Reader:
             return [
                 RankStatus(
                     rank=s.rank,
-                    state=self._states[s.rank],
-                    step=self._steps[s.rank],
-                    device=devices[s.rank],
+                    state=s.state,
+                    step=s.step,
+                    device=device,
                     silent_s=now_s - s.heard_mono_s if self._thread else 0.0,
-                    values=dict(self._values[s.rank]),
-                    done=self._progress[s.rank][0],
-                    total=self._progress[s.rank][1],
+                    values=dict(s.values),
+                    done=s.progress[0],
+                    total=s.progress[1],
                 )
-                for s in self._sources[: len(devices)]
+                for s, device in zip(self._sources, devices, strict=False)
             ]
 
     def offset_bytes(self, rank: int) -> int:
-        """Return up to where a rank's file has been read."""
+        """Return the number of bytes of a rank's file that have been read."""
         return self._sources[rank].offset_bytes
 
     def hear(self, rank: int, batch: bytes = b"") -> None:
-        """Accept lines of a rank on another host, which has no socket here; without lines, only that the rank
-        is alive."""
+        """Take lines of a rank on another host, to whose socket this process does not connect. An empty batch
+        says only that the rank is alive."""
         source = self._sources[rank]
         source.heard_mono_s = time.monotonic()
         if batch:
             self._heard.append((source, batch))
 
     def look_at(self, rank: int) -> None:
-        """Let the thread read the file of a rank soon, because something was written to it."""
+        """Make the thread read the file of a rank at once, because something was written to it."""
         self._sources[rank].read_mono_s = 0.0
 
     def close(self) -> None:
-        """Read the files to their end and stop following; what was read stays readable."""
+        """Read the files to their end and stop the thread. The records stay available."""
         if self._thread is None:
             return
         self._closing.set()
@@ -264,11 +267,10 @@ class Reader:
         poller = zmq.Poller()
         try:
             while not self._closing.is_set():
+                # Connect to ranks that have begun, and to those that may have replaced a silent rank.
                 for source in self._sources:
-                    if (
-                        source.socket is None
-                        or time.monotonic() - source.heard_mono_s > 2 * HEARTBEAT_PERIOD_S
-                    ):
+                    silent_s = time.monotonic() - source.heard_mono_s
+                    if source.socket is None or silent_s > 2 * HEARTBEAT_PERIOD_S:
                         with _reporting(source):
                             self._connect(context, poller, source)
                 if all(source.socket is None for source in self._sources):
@@ -278,13 +280,14 @@ class Reader:
                     source = next(s for s in self._sources if s.socket is socket)
                     with _reporting(source):
                         self._receive(source)
+                # Records of ranks on other hosts, which `hear` has got.
                 while self._heard:
                     heard, batch = self._heard.popleft()
                     with _reporting(heard):
                         if not self._take(heard, batch, is_file=False):
                             self._read_file(heard)
                 for source in self._sources:
-                    # A subscriber that comes late misses messages without knowing: look at the file as well.
+                    # A late subscriber misses messages without noticing, so that the file is read as well.
                     if time.monotonic() - source.read_mono_s > 1.0:
                         with _reporting(source):
                             self._read_file(source)
@@ -300,13 +303,14 @@ class Reader:
     def _connect(
         self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
     ) -> None:
-        """Connect to a rank's socket as its endpoint file says, and again if the file has changed, which
-        means that the rank was replaced. Without a usable endpoint the file of records alone is read."""
+        """Connect to the address in a rank's endpoint file. If the file has changed, the rank was replaced,
+        and the socket of its successor is connected instead. Without a usable endpoint the records come from
+        the rank's file alone."""
         path = endpoint_path(self.folder, source.rank)
         try:
             with lines.open_file(path) as file:
                 text = file.read()
-        except FileNotFoundError:  # what the file of records says comes without it too
+        except FileNotFoundError:  # the rank has not begun; its records come from its file as well
             return
         if text == source.endpoint:
             return
@@ -334,7 +338,8 @@ class Reader:
         source.socket = socket
 
     def _receive(self, source: _RankSource) -> None:
-        """Receive one message of a rank's socket; if it shows a gap, read the file."""
+        """Receive one message of a rank's socket. If records before those in the message are missing, read
+        the file, which has them."""
         assert source.socket is not None
         batch = source.socket.recv()
         source.heard_mono_s = time.monotonic()
@@ -342,14 +347,14 @@ class Reader:
             self._read_file(source)
 
     def _read_file(self, source: _RankSource) -> None:
-        """Read the records that a rank's file has beyond those taken, and trim the records in memory to
-        WINDOW."""
+        """Read the records in a rank's file behind those already taken, and drop all but the newest WINDOW
+        records from memory."""
         source.read_mono_s = time.monotonic()
         try:
             file = lines.open_file(source.path)
         except FileNotFoundError:  # the rank has not begun to write
             return
-        known = len(source.damaged_lines), len(source.torn_lines)
+        num_reported = len(source.damaged_lines), len(source.torn_lines)
         with file:
             while True:
                 file.seek(source.offset_bytes)
@@ -367,43 +372,43 @@ class Reader:
                             source.newest.popleft()
                 if source.offset_bytes == begin_bytes:
                     break
-        if known != (len(source.damaged_lines), len(source.torn_lines)):
-            _log.warning("%s", "\n".join(_damage_of(source)))
+        if num_reported != (len(source.damaged_lines), len(source.torn_lines)):
+            _log.warning("%s", "\n".join(_damage_sentences(source)))
 
     def _take(self, source: _RankSource, batch: bytes, is_file: bool) -> bool:
-        """Add the records that follow those already taken, and update the ranks' states and values. Return
-        False if a record before them is missing, which then has to be read from the file.
+        """Add the records of a batch to those already taken, and update the state and the values of the rank.
 
         Args:
-            source: the rank that they come from.
+            source: the rank that the records come from.
             batch: lines; an incomplete last line is left for the next call.
-            is_file: whether the batch begins at the first line of the file that was not taken. A file is the
-                record, so all of its lines are taken, whatever their `seq` says. A socket repeats some
-                records and loses others.
+            is_file: whether the batch was read from the file, from `offset_bytes` on. All lines of the file
+                are taken, whatever their `seq` says. Of the lines from a socket, those taken before are
+                skipped, and those behind a missing record are not taken.
+
+        Returns:
+            Whether all records were taken or had been taken before. If not, one before them is missing, and
+            the caller has to read the file.
         """
         taken: list[Record] = []
         places_bytes: list[int] = []
         damaged_lines: list[int] = []
         torn_lines: list[int] = []
         num_taken, offset_bytes, shift = source.num_taken, source.offset_bytes, source.shift
-        complete = True
+        is_complete = True
         for line in lines.whole(batch):
             record = parse_or_mark(source.rank, line, num_taken)
             is_damage = isinstance(record, Event) and record.kind == DAMAGE
-            if is_damage and is_file:
+            expected_seq = num_taken + shift
+            if is_file and is_damage:
                 damaged_lines.append(num_taken + 1)
-            elif is_damage:
-                complete = False
+            elif is_file and record.seq != expected_seq:
+                shift = record.seq - num_taken
+                torn_lines.append(num_taken + 1)
+            elif not is_file and (is_damage or record.seq > expected_seq):
+                is_complete = False
                 break
-            elif record.seq != num_taken + shift:
-                if is_file:
-                    shift = record.seq - num_taken
-                    torn_lines.append(num_taken + 1)
-                elif record.seq < num_taken + shift:
-                    continue
-                else:
-                    complete = False
-                    break
+            elif not is_file and record.seq < expected_seq:
+                continue
             if num_taken % WINDOW == 0:
                 places_bytes.append(offset_bytes)
             num_taken += 1
@@ -420,15 +425,17 @@ class Reader:
                     if record.kind == DAMAGE:
                         continue
                     self._events.append(record)
-                self._steps[source.rank] = max(self._steps[source.rank], record.step)
+                source.step = max(source.step, record.step)
                 if isinstance(record, Sample):
-                    self._values[source.rank].update(record.values)
+                    source.values.update(record.values)
                 elif record.kind == "state":
-                    self._states[source.rank] = cast(RunState, record.text)
-                    self._progress[source.rank] = _progress_in(record, self._progress[source.rank])
+                    source.state = cast(RunState, record.text)
+                    source.progress = _new_progress(record, source.progress)
                     if record.text not in STATES_OF_NO_STEP:
-                        # With its weights spread over the ranks a run may go back, to its newest checkpoint.
-                        self._steps[source.rank] = record.step
-                    else:  # the numbers are of an earlier process
-                        self._values[source.rank].clear()
-        return complete
+                        # A run with sharded weights (FSDP) that loses a rank goes back to its newest
+                        # checkpoint.
+                        source.step = record.step
+                    else:
+                        # Another process has taken the rank's place; the values are of the earlier one.
+                        source.values.clear()
+        return is_complete

@@ -1,10 +1,10 @@
 """Writes the samples and events of one rank, to its file and to a socket.
 
-The rank appends JSON lines to `rankN.jsonl` in the run's folder and publishes the very same bytes on a ZMQ
-socket. The file is the record, the socket is the speed: records are counted, and whatever the socket lost
-(a late subscriber, a full queue, a restarted kernel) is read from the file, so that the reader's history has
-no gap and no repetition. The socket listens on loopback only and speaks Curve; its public key, without which
-nobody gets a byte, stands in `rankN.endpoint.json` in the run's folder, which only the user can enter.
+The rank appends JSON lines to `rankN.jsonl` in the run's folder and publishes the same bytes on a ZMQ socket.
+The socket delivers them at once. The file has all of them: records are numbered, and a reader that misses
+some on the socket (it subscribed late, a queue was full, its kernel was restarted) reads these from the file.
+The socket listens on loopback only and encrypts with Curve. Its public key, without which nobody can read
+from it, is in `rankN.endpoint.json` in the run's folder, which only the user can enter.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PROBE_PERIOD_S = 1.0
 
 
 def _make_whole(path: Path) -> int:
-    """Cut off an incomplete last line of a file of records, and return the number of its lines.
+    """Cut off an incomplete last line of a file of records, and return the number of the other lines.
 
-    A rank that takes the place of a killed one goes on with the file, whose last line may be half written.
+    A rank that replaces a killed one goes on with its file, whose last line may be half written.
     """
     if not path.exists():
         return 0
@@ -46,17 +46,17 @@ def _make_whole(path: Path) -> int:
 
 
 class Recorder:
-    """Writes one rank's samples and events; a thread of its own does the input and output.
+    """Writes one rank's samples and events, on a thread of its own.
 
-    The main thread only appends to a list, so that telemetry costs a step nothing that can be noticed, and
-    the thread keeps sending while the main thread waits in a collective.
+    The main thread only appends to a list, so that telemetry does not slow the steps, and the recorder's
+    thread goes on sending while the main thread waits in a collective.
 
     Args:
         folder: the run's folder, which exists.
-        rank: whose records these are.
+        rank: the rank.
         probe: called about once a second on the recorder's thread, from the first record or `at` on; returns
-            series such as memory and utilization. An exception in it ends up as a 'note' event once, and
-            stops the probing.
+            values by series, such as memory and utilization. If it raises, the exception is recorded as a
+            'note' event, and it is not called again.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Recorder:
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._num_taken = _make_whole(record_path(folder, rank))
-        """The number of records before those that wait. No other count goes up with each record, because an
-        interrupt between that and the append would leave a gap, which looks like a line that was taken
-        out."""
+        """The number of records taken out of `_waiting`, and in the file before. There is no counter of all
+        records: an interrupt between counting a record and appending it would leave a gap in the numbers,
+        which readers take for a lost line."""
         self._step: int | None = None
-        """The step of the probe's samples. A rank that takes another's place, or goes on from a checkpoint,
-        does not begin at step 0, and nothing is measured before its step is known."""
+        """The step of the probe's samples; None, without which the probe is not called, until it is known: a
+        rank that replaces another, or resumes from a checkpoint, does not begin at step 0."""
         self._unwritten = bytearray()
         self._full_disk_reported = False
         self._closing = threading.Event()
         self._file = record_path(folder, rank).open("ab", buffering=0)
-        # A context of its own, because the engine's context belongs to ipyparallel, which closes it.
+        # Not the engine's ZMQ context, because ipyparallel closes that one.
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         public_key, secret_key = zmq.curve_keypair()
@@ -93,7 +93,7 @@ class Recorder:
         try:
             write_whole(path, json.dumps(endpoint), mode=0o600)
         except OSError as error:
-            # Readers then take the records from the file, up to a second later.
+            # Without the endpoint, readers take the records from the file, up to a second later.
             self.event("note", f"{path} cannot be written, so that curves come late: {error.strerror}")
         self._thread = threading.Thread(
             target=self._send_until_closed, name=f"nbgpu-recorder-{rank}", daemon=True
@@ -101,7 +101,7 @@ class Recorder:
         self._thread.start()
 
     def at(self, step: int) -> None:
-        """Set the number of optimizer steps that are done, to which the probe's next samples belong."""
+        """Set the number of optimizer steps that are done, which the probe's next samples get."""
         with self._lock:
             self._step = step
 
@@ -109,9 +109,9 @@ class Recorder:
         """Record values that were measured when `step` optimizer steps were done.
 
         Args:
-            step: optimizer steps.
-            time_s: when they were measured, where that was not now; seconds since the epoch.
-            values: by series.
+            step: the number of optimizer steps.
+            time_s: the time of the measurement in seconds since the epoch; None for now.
+            values: the values by series.
         """
         self._append(step, {"values": values}, time_s)
 
@@ -132,11 +132,12 @@ class Recorder:
         self._file.close()
 
     def _append(self, step: int | None, fields: dict[str, Any], time_s: float | None = None) -> None:
-        """Number a record, make it a line of JSON, and append it to the list that the thread empties.
+        """Give a record its number, time and step, and append it as a line of JSON to the list that the
+        thread writes and sends.
 
         Args:
-            step: the step of the record; None for the newest known one.
-            fields: the fields of the record.
+            step: the step of the record; None for the newest one.
+            fields: the other fields of the record.
             time_s: seconds since the epoch; None for now.
         """
         time_s = clock.notebooks_time_s() if time_s is None else time_s
@@ -176,11 +177,16 @@ class Recorder:
                 self._socket.send(HEARTBEAT)
                 last_sent_s = now_s
             if closing:
-                self._report_lost_records()
+                self._write()
+                if self._unwritten:
+                    _log.error(
+                        "%s lacks its last %d bytes: the disk is full", self._file.name, len(self._unwritten)
+                    )
                 return
 
     def _write(self) -> None:
-        """Append to the file what fits on the disk. The rest is kept, and tried again the next time."""
+        """Append the unwritten bytes to the file. Those that do not fit on the disk stay in memory for the
+        next call."""
         try:
             del self._unwritten[: self._file.write(self._unwritten)]
         except OSError as error:
@@ -189,11 +195,6 @@ class Recorder:
                 text = f"{self._file.name} cannot be written now, and is kept in memory: {error.strerror}"
                 _log.warning(text)
                 self.event("note", text)
-
-    def _report_lost_records(self) -> None:
-        self._write()
-        if self._unwritten:
-            _log.error("%s lacks its last %d bytes: the disk is full", self._file.name, len(self._unwritten))
 
     def _append_probe(self) -> None:
         """Record the probe's values. A probe that raises is not called again."""

@@ -18,15 +18,13 @@ from nbgpu.run_folder import checkpoint_files, lines, names
 
 AUTO = "auto"
 BEST = "best"
-"""The suffix of a run's folder that selects the checkpoint with the best validation and not the newest
-one."""
+"""'RUN_FOLDER/best' selects the checkpoint with the best validation, and not the newest one."""
 
-_CHANGE_NO_RESULT = frozenset(
-    {
-        *("resume", "runs_dir", "run_name", "telemetry", "val_every", "val_every_epochs"),
-        *("checkpoint_every", "checkpoint_every_epochs", "keep_checkpoints", "best_metric", "best_mode"),
-    }
+_CHANGE_NO_RESULT = (
+    *("resume", "runs_dir", "run_name", "telemetry", "val_every", "val_every_epochs"),
+    *("checkpoint_every", "checkpoint_every_epochs", "keep_checkpoints", "best_metric", "best_mode"),
 )
+"""Settings that may differ from the checkpoint's in an exact continuation of its run."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Beginning:
     """Where a run begins; the content of `resume.json` in its folder."""
 
     checkpoint: str = ""
-    """The folder of a checkpoint; empty for the first step."""
+    """The folder of the checkpoint; empty if the run begins with its first step."""
     step: int = 0
     """The number of optimizer steps that are already done."""
     notes: tuple[str, ...] = ()
@@ -45,7 +43,7 @@ class Beginning:
 
     @classmethod
     def read(cls, run_folder: Path) -> Beginning:
-        """Read the beginning from a run's folder. It is the first step where nothing was written."""
+        """Read `resume.json` in a run's folder. Without that file the run begins with its first step."""
         path = run_folder / names.RESUMED_FROM
         try:
             fields = lines.load(path)
@@ -57,7 +55,8 @@ class Beginning:
 
 
 def find(config: TrainConfig, check_sha256: bool = True) -> Beginning:
-    """Find where a run with these settings begins, according to `resume`.
+    """Find where a run with these settings begins: according to `resume`, with its first step or at the
+    newest intact checkpoint.
 
     Args:
         config: the settings.
@@ -83,7 +82,7 @@ def find(config: TrainConfig, check_sha256: bool = True) -> Beginning:
         raise RunError("\n".join([*damaged, _way_out(candidates)]))
     about = checkpoint_files.state(newest.checkpoint)
     _refuse_mismatch(newest.checkpoint, about, config)
-    place = f"{newest.checkpoint.name} of {_run_of(newest.checkpoint).name}"
+    place = f"{newest.checkpoint.name} of {_run_folder(newest.checkpoint).name}"
     notes = [f"{text}; going on from {place}" for text in damaged] or [f"going on from {place}"]
     notes += _changed_settings(about, config)
     return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
@@ -97,13 +96,12 @@ def run_to_resume(resume: str, runs_dir: str, recipe: str, run_name: str) -> Pat
         RunError: the file about the best checkpoint is damaged.
     """
     candidates = _candidates(resume, runs_dir, recipe, run_name)
-    return _run_of(candidates[0]) if candidates else None
+    return _run_folder(candidates[0]) if candidates else None
 
 
 def values_in_checkpoint(config: TrainConfig) -> Chosen:
-    """Return the values of the settings left to the data, from the checkpoint that the run resumes.
-
-    There are none if the run begins with its first step.
+    """Return the checkpoint's values of the settings that are left to the data; none if the run resumes no
+    checkpoint.
 
     Raises:
         ConfigError: there is no such folder, or its checkpoint does not fit the settings.
@@ -120,21 +118,24 @@ def values_in_checkpoint(config: TrainConfig) -> Chosen:
     return Chosen(values, (f"as in the checkpoint, because left out: {named}",) if values else ())
 
 
-def _as_json(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
 def _candidates(resume: str, runs_dir: str, recipe: str, run_name: str) -> list[Path]:
     """Return the checkpoints that `resume` refers to, the newest first; empty only for 'auto'."""
     if resume == AUTO:
-        return _all_of(Path(runs_dir).absolute(), recipe, run_name)
-    return _in_folder(Path(resume).absolute())
+        folders = run_folders(Path(runs_dir).absolute(), recipe, run_name)
+        saved = (checkpoint for folder in folders for checkpoint in checkpoint_files.checkpoints(folder))
+        return sorted(saved, key=_age, reverse=True)
+    return _named_checkpoints(Path(resume).absolute())
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    """Return the checkpoints that a path refers to: a single one, or those of a run, the newest first."""
+def _named_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints that a path names: a single one, the best one of a run, or all of a run, the
+    newest first.
+
+    Raises:
+        ConfigError: there is no such folder, or no checkpoint in it.
+    """
     if folder.name == BEST and not folder.exists() and folder.parent.is_dir():
-        return [_best_of(folder.parent)]
+        return [_best_checkpoint(folder.parent)]
     if not folder.is_dir():
         raise ConfigError(
             f"resume = {str(folder)!r}: there is no such folder. Give a run's folder or a checkpoint's, "
@@ -142,14 +143,19 @@ def _in_folder(folder: Path) -> list[Path]:
         )
     if (folder / checkpoint_files.MANIFEST).exists() or folder.parent.name == "checkpoints":
         return [folder]
-    found = checkpoint_files.checkpoints(folder)
-    if not found:
+    saved = checkpoint_files.checkpoints(folder)
+    if not saved:
         raise ConfigError(f"resume = {str(folder)!r}: there is no checkpoint in this folder")
-    return found
+    return saved
 
 
-def _best_of(run_folder: Path) -> Path:
-    """Return the checkpoint with the best validation of a run; an error if the run has none."""
+def _best_checkpoint(run_folder: Path) -> Path:
+    """Return the checkpoint with the best validation of a run.
+
+    Raises:
+        ConfigError: the run has none.
+        RunError: `best.json` is damaged.
+    """
     try:
         best = checkpoint_files.best(run_folder)
     except ValueError as error:
@@ -161,31 +167,21 @@ def _best_of(run_folder: Path) -> Path:
     return best.checkpoint
 
 
-def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
-    """Return every checkpoint of this user's runs of a recipe, the newest first; with a name, of the runs of
-    that name."""
-    folders = runs_of(runs_dir, recipe, run_name)
-    return sorted(
-        (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
-    )
-
-
-def runs_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
-    """Return the folders of this user's runs of a recipe; with a name, of that name."""
-    # Another user's run is used only if the settings name its folder.
-    mine = [
-        path for path in runs_dir.glob(f"*/{names.SETTINGS}") if path.parent.lstat().st_uid == os.geteuid()
-    ]
+def run_folders(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
+    """Return the folders of this user's runs of a recipe; if `run_name` is not empty, of the runs with that
+    name."""
     folders = []
-    for path in mine:
-        train = _settings_in(path)
-        if train.get("recipe") == recipe and run_name in ("", train.get("run_name")):
-            folders.append(path.parent)
+    for path in runs_dir.glob(f"*/{names.SETTINGS}"):
+        # Another user's run is used only if the settings name its folder.
+        if path.parent.lstat().st_uid == os.geteuid():
+            train = _read_train_table(path)
+            if train.get("recipe") == recipe and run_name in ("", train.get("run_name")):
+                folders.append(path.parent)
     return folders
 
 
-def _settings_in(run_toml: Path) -> Mapping[str, Any]:
-    """Read the training settings of a run's run.toml, unchecked; empty if they cannot be read."""
+def _read_train_table(run_toml: Path) -> Mapping[str, Any]:
+    """Read the training settings in a run.toml without validating them; empty if they cannot be read."""
     try:
         return dict(read_tables(run_toml)["train"])
     except (ConfigError, KeyError, TypeError, ValueError):
@@ -194,8 +190,8 @@ def _settings_in(run_toml: Path) -> Mapping[str, Any]:
 
 
 def _age(checkpoint: Path) -> tuple[float, int]:
-    """Return a sort key: the time at which a checkpoint was written; for a damaged one the time of its
-    folder, and 0 for one that its run has just removed."""
+    """Return (the time at which a checkpoint was written in seconds since the epoch, its step) as a sort key.
+    A damaged checkpoint has the time of its folder, and one that its run has just removed has 0."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         return checkpoint_files.read(checkpoint).time_s, step
@@ -203,17 +199,18 @@ def _age(checkpoint: Path) -> tuple[float, int]:
         return checkpoint.stat().st_mtime if checkpoint.exists() else 0.0, step
 
 
-def _run_of(checkpoint: Path) -> Path:
+def _run_folder(checkpoint: Path) -> Path:
     return checkpoint.parents[1]
 
 
 def _damaged(checkpoint: Path, what: str) -> str:
-    return f"checkpoint {checkpoint.name} of {_run_of(checkpoint).name} is damaged ({what})"
+    return f"checkpoint {checkpoint.name} of {_run_folder(checkpoint).name} is damaged ({what})"
 
 
 def _way_out(candidates: list[Path]) -> str:
-    """Return advice for a run whose chosen checkpoints are damaged: another intact one, if there is one."""
-    run_folder = _run_of(candidates[0])
+    """Return advice where all candidates are damaged: an intact checkpoint of the same run, or else what to
+    do without one."""
+    run_folder = _run_folder(candidates[0])
     whole = checkpoint_files.newest_whole(run_folder).checkpoint
     if whole is not None:
         return f"The newest whole one of this run: resume={str(whole)!r}"
@@ -238,7 +235,7 @@ def _refuse_mismatch(checkpoint: Path, about: dict[str, Any], config: TrainConfi
         if then.get(name) != now[name]
     ]
     if then.get("data") == now["data"]:
-        # Before there was a split_seed, samples were held out by the run's own seed.
+        # In versions without the setting split_seed, `seed` decided which samples are held out.
         then = ({"split_seed": then["seed"]} if "seed" in then else {}) | then
         wrong += [
             f"{name} is {then[name]!r} there, and {now[name]!r} in the settings: samples that would be held out now were "
@@ -255,10 +252,12 @@ def _refuse_mismatch(checkpoint: Path, about: dict[str, Any], config: TrainConfi
 
 
 def _changed_settings(about: dict[str, Any], config: TrainConfig) -> list[str]:
-    """Return a note if settings that influence the result differ from the checkpoint's, because the run is
-    then not an exact continuation; else an empty list."""
-    # A setting that an older version did not have counts as its default.
-    then = _as_json(defaults_beside(type(config), about.get("config", {}))) | about.get("config", {})
+    """Return one note with the settings that differ from the checkpoint's and influence the result, because
+    the run is then not an exact continuation; an empty list if there are none."""
+    saved = about.get("config", {})
+    # A setting that an older version did not have counts as its default. JSON has lists in place of tuples.
+    defaults = defaults_beside(type(config), saved).items()
+    then = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults} | saved
     now = config.model_dump(mode="json")
     changed = [
         f"{name} was {then.get(name)!r}, is {value!r}"

@@ -1,4 +1,4 @@
-"""The one place where the settings of a run are settled: for its devices, its checkpoint and its files."""
+"""Make the settings of a run final: for its devices, the checkpoint that it resumes, and its data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbgpu.run_folder.resume import Beginning
 
 @dataclass(frozen=True)
 class SettledConfig:
-    """The settings of a run in which nothing is left open."""
+    """The final settings of a run, and where it begins."""
 
     config: TrainConfig
     beginning: Beginning = field(default_factory=Beginning)
@@ -30,13 +30,13 @@ def settle(
     choose: Callable[[TrainConfig], Chosen],
     check_sha256: bool = True,
 ) -> SettledConfig:
-    """Settle the settings of a run on these devices.
+    """Return the final settings of a run on these devices, and the step or the checkpoint at which it begins.
 
     Args:
         config: the settings as the user gave them.
         devices: the device of each rank.
-        choose: a function that returns values for the settings that are left to the data, by the files and
-            the memory of a rank.
+        choose: a function that returns values for the settings that are left to the data, from the files
+            and the memory of a rank.
         check_sha256: as for `resume.find`.
 
     Raises:
@@ -53,9 +53,9 @@ def settle(
 def _choose_left_out(
     config: TrainConfig, devices: Sequence[Device], choose: Callable[[TrainConfig], Chosen]
 ) -> Chosen:
-    """Return the values of settings that are left to the data: those of the checkpoint that the run goes on
-    from, or what the files decide."""
+    """Return the values of the settings that are left to the data: those of the checkpoint that the run
+    resumes, or else those that `choose` returns."""
     chosen = resume.values_in_checkpoint(config)
-    # A smoke test is about the model of the whole run.
+    # A smoke test has the same model as the run that it tests.
     whole = adapt_to_devices(config.changed(**chosen.values, smoke_test=False), devices)
     return chosen.with_more(choose(whole)) if whole.left_to_data else chosen

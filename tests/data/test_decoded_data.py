@@ -69,7 +69,7 @@ def test_of_generated_data_the_settings_say_it(recipe: str, settings: dict[str, 
     config = train_config(recipe, **settings)
     found = decoded_data(config)
     assert found.basis == ""
-    kept = looks._kept_bytes(config, found, TWO_RANKS, rate=1.0)
+    kept = looks._cached_bytes(config, found, TWO_RANKS, rate=1.0)
     assert (found.num_volumes, kept) == of_ranks(recipe, **settings)
 
 
@@ -93,7 +93,7 @@ def test_of_files_it_is_an_estimate_that_is_near(folder: Path, more: dict[str, A
     settings = {"data": str(folder), "patch_size": 8, **NETWORK, **more}
     found = decoded_data(train_config("autoencoder", **settings))
     assert found.basis == "the headers of 6 of 6 files and the voxels of 2"
-    kept = looks._kept_bytes(train_config("autoencoder", **settings), found, TWO_RANKS, rate=1.0)
+    kept = looks._cached_bytes(train_config("autoencoder", **settings), found, TWO_RANKS, rate=1.0)
     num_volumes, kept_by_ranks = of_ranks("autoencoder", **settings)
     assert found.num_volumes == num_volumes
     assert kept == pytest.approx(kept_by_ranks, rel=0.1)
@@ -101,7 +101,7 @@ def test_of_files_it_is_an_estimate_that_is_near(folder: Path, more: dict[str, A
 
 def test_of_the_template_it_is_near() -> None:
     config = train_config("autoencoder")
-    kept = looks._kept_bytes(config, decoded_data(config), TWO_RANKS, rate=1.0)
+    kept = looks._cached_bytes(config, decoded_data(config), TWO_RANKS, rate=1.0)
     assert kept == pytest.approx(of_ranks("autoencoder")[1], rel=0.02)
 
 

@@ -1,4 +1,4 @@
-"""Baselines: images made without a network."""
+"""A baseline without a network."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 _NUM_AT_ONCE = 2**20
-
-
-def mean_image(targets: Tensor) -> Tensor:
-    """Return the mean of the targets: (N, 1, D, H, W) -> (1, 1, D, H, W)."""
-    return targets.mean(dim=0, keepdim=True)
+"""The most voxels whose polynomial terms are in memory at once."""
 
 
 class VoxelwiseQuadratic:
@@ -40,13 +36,13 @@ class VoxelwiseQuadratic:
 
     def __call__(self, condition: Tensor) -> Tensor:
         """Return the polynomial's values, clipped to -1..1: (N, C, D, H, W) -> (N, 1, D, H, W)."""
-        found = torch.cat([_terms(voxels) @ self.weights for voxels in _voxels(condition)])
-        return found.view(len(condition), 1, *condition.shape[2:]).clamp(-1, 1).to(condition.dtype)
+        values = torch.cat([_terms(voxels) @ self.weights for voxels in _voxels(condition)])
+        return values.view(len(condition), 1, *condition.shape[2:]).clamp(-1, 1).to(condition.dtype)
 
 
 def _voxels(condition: Tensor) -> tuple[Tensor, ...]:
-    """Return the voxels of conditions (N, C, D, H, W) as chunks (C, K) with K <= 2^20: the polynomial's terms
-    of a whole volume of 256 x 256 x 256 voxels would take more than a gigabyte."""
+    """Return the voxels of conditions (N, C, D, H, W) in chunks (C, K) with K <= _NUM_AT_ONCE, because the
+    terms of a whole volume of 256 x 256 x 256 voxels would take more than a gigabyte."""
     return torch.split(condition.transpose(0, 1).flatten(1), _NUM_AT_ONCE, dim=1)
 
 

@@ -36,7 +36,7 @@ class DiffusionConfig(TrainConfig):
         only(one_of("sampler", "ddim"), "eta"),
         only(one_of("sampler", "posterior"), "variance"),
     )
-    # As in the autoencoder: with (32, 64) channels and 4e-3 the loss rises to twice its start.
+    # With (32, 64) channels and a learning rate of 4e-3, the loss rises to twice its first value.
     DEFAULTS_WITH: ClassVar[DefaultRules] = (
         defaults(widest("channels", 64), lr=2e-3),
         defaults(widest("channels", 128), lr=1e-3),

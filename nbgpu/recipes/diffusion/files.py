@@ -1,8 +1,8 @@
-"""BraTS data on disk: the cases in a folder, whether they are usable, their voxels, and the cube of them that
-the network sees.
+"""BraTS data on disk: the cases in a folder, the checks of their files, their voxels, and the cube that is
+cut out of them for the network.
 
 A file's name ends with its modality, in upper or lower case, after '-' or '_' ('_t1' does not match '_t1ce').
-That covers the names of BraTS, of its collections in TCIA and of BIDS:
+These are the names of BraTS, of its collections in TCIA and of BIDS:
 
 - BraTS since 2023: BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts visits
 - BraTS before 2023: BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz
@@ -44,24 +44,24 @@ _ENDINGS = {
     "t2f": ("t2f", "flair"),
     "seg": ("seg", "segm", "glistrboost_manuallycorrected"),
 }
-"""How the names of a modality's files may end."""
+"""The possible endings of the names of a modality's files, as regular expressions."""
 _NAMES = {
     kind: re.compile(rf"(?P<case>.+?)[-_](?:{'|'.join(endings)})\.nii(?:\.gz)?", re.IGNORECASE)
     for kind, endings in _ENDINGS.items()
 }
 _BEFORE_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
 _SINCE_2023 = re.compile(r".+[-_](?:t1n|t1c|t2w|t2f)\.nii(?:\.gz)?", re.IGNORECASE)
-"""The names of a modality's file in data sets since 2023."""
+"""The names of files with a modality in data sets since 2023."""
 _VISIT = re.compile(r"(?P<patient>BraTS-.+)-\d{3}")
 _TOGETHER = re.compile(r"(?P<case>[^.].*)\.nii(\.gz)?")
 _CHANNELS = {"t2f": 0, "t1n": 1, "t1c": 2, "t2w": 3}
 """Channel of each modality in the Decathlon's files."""
 
 CORE, OEDEMA, ENHANCING = 1, 2, 3
-"""Labels in use since 2023."""
+"""The labels of BraTS since 2023, to which all labels are converted."""
 _FROM_DECATHLON = {1: OEDEMA, 2: CORE, 3: ENHANCING}
 _FROM_OLD = {4: ENHANCING}
-"""Renamed labels of data sets from before 2023, which have no label 3."""
+"""The conversion of labels from before 2023, which have no label 3."""
 
 
 @dataclass
@@ -71,22 +71,25 @@ class Case:
     name: str
     folder: Path
     files: dict[str, Path] = field(default_factory=dict)
-    """File of each modality and, if it exists, of 'seg'. The Decathlon has one file for all modalities."""
+    """The file of each modality and, if there is one, of 'seg'. The Decathlon has one file for all
+    modalities."""
 
     @property
     def patient(self) -> str:
+        """The name of the case without the number of the visit."""
         visit = _VISIT.fullmatch(self.name)
         return visit["patient"] if visit else self.name
 
     @property
     def is_in_one_file(self) -> bool:
+        """Whether one file has all modalities, as in the Decathlon."""
         files = {self.files.get(name) for name in MODALITIES}
         return len(files) == 1 and None not in files
 
 
-def ending_of(case: Case, kind: str) -> str:
-    """Return how the name of the case's file of a modality ends: '-t1c.nii.gz', or '_t1ce.nii.gz' where '_'
-    stands before the modality in its other files."""
+def file_ending(case: Case, kind: str) -> str:
+    """Return the ending of a new file with a modality of the case: as '-t1c.nii.gz', or as '_t1ce.nii.gz' if
+    '_' is before the modality in the names of the other files."""
     paths = [path for name, path in case.files.items() if name in MODALITIES]
     is_new = case.is_in_one_file or any(path.name.startswith(f"{case.name}-") for path in paths)
     return f"-{kind}.nii.gz" if is_new else f"_{_BEFORE_2023[kind]}.nii.gz"
@@ -96,10 +99,15 @@ def ending_of(case: Case, kind: str) -> str:
 
 
 def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Case], list[str]]:
-    """Return (the cases that are complete by their names and headers, a line for each problem). Cases of the
-    same name are all returned.
+    """Find the cases in a folder. Only names, headers and sizes of files are read, no voxels.
 
-    Only names, headers and file sizes are read, no voxels. A case must have the `needed` modalities.
+    Args:
+        root: the folder.
+        needed: the modalities that each case must have.
+
+    Returns:
+        (The cases without problems, a line for each problem.) Several cases of the same name are a problem,
+        but are all returned.
 
     Raises:
         DataError: the folder does not exist or has no case.
@@ -112,21 +120,21 @@ def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Cas
             f"{root}: has no files that are named as those of BraTS, such as CASE-t1n.nii.gz, CASE_t1.nii.gz or "
             "imagesTr/CASE.nii.gz"
         )
-    folders = defaultdict(list)
+    folders_of = defaultdict(list)
     for case in cases:
-        folders[case.name].append(case.folder)
-    for name, places in folders.items():
-        if len(places) > 1:
-            problems.append(
-                f"{name}: is in {len(places)} folders, {', '.join(map(str, places))}. Keep one of them"
-            )
-    whole = []
+        folders_of[case.name].append(str(case.folder))
+    problems += [
+        f"{name}: is in {len(folders)} folders, {', '.join(folders)}. Keep one of them"
+        for name, folders in folders_of.items()
+        if len(folders) > 1
+    ]
+    usable = []
     for case in cases:
         if wrong := list(_header_problems(case, needed)):
             problems += wrong
         else:
-            whole.append(case)
-    return whole, problems
+            usable.append(case)
+    return usable, problems
 
 
 def _by_names(root: Path) -> tuple[list[Case], list[str]]:
@@ -135,17 +143,17 @@ def _by_names(root: Path) -> tuple[list[Case], list[str]]:
     cases: dict[tuple[Path, str], Case] = {}
     problems = []
     for path in sorted(files_below(root)):
-        matches = ((kind, pattern.fullmatch(path.name)) for kind, pattern in _NAMES.items())
-        # In BIDS 'sub-01_ce-gadolinium_T1w' also ends as a T1 without contrast does, '_T1w'. The right
-        # pattern matches more of the ending and leaves the shorter name of the case.
-        kind, match = min(
-            ((kind, match) for kind, match in matches if match is not None),
-            key=lambda pair: len(pair[1]["case"]),
-            default=("", None),
-        )
-        if match is None:
+        matches = [
+            (match["case"], kind)
+            for kind, pattern in _NAMES.items()
+            if (match := pattern.fullmatch(path.name))
+        ]
+        if not matches:
             continue
-        case = cases.setdefault((path.parent, match["case"]), Case(match["case"], path.parent))
+        # In BIDS 'sub-01_ce-gadolinium_T1w' also matches as a T1 without contrast, by '_T1w'. The right
+        # pattern matches the longer ending, which leaves the shorter name of the case.
+        name, kind = min(matches, key=lambda match: len(match[0]))
+        case = cases.setdefault((path.parent, name), Case(name, path.parent))
         if kind in case.files:
             problems.append(
                 f"{path}: {case.files[kind].name} is the same modality of the same case. Keep one"
@@ -155,8 +163,9 @@ def _by_names(root: Path) -> tuple[list[Case], list[str]]:
 
 
 def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
-    """Find the cases of the Medical Segmentation Decathlon, which has all modalities of a case in one file in
-    imagesTr and the labels in labelsTr. Return (the cases, a line for each case that is there twice)."""
+    """Find the cases of the Medical Segmentation Decathlon, which has one file in imagesTr with all
+    modalities of a case, and the labels in labelsTr. Return (the cases, a line for each case that is there
+    twice)."""
     cases: dict[str, Case] = {}
     problems = []
     for path in sorted((root / "imagesTr").iterdir()):
@@ -177,18 +186,18 @@ def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
 
 
 def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
-    """Yield a message for each needed modality that a case lacks, and for each file that cannot be read or
-    lies on another grid than the case's first file; only headers and file sizes are read."""
-    missing = [name for name in needed if name not in case.files]
-    if missing:
+    """Yield a message for the needed modalities that a case lacks, and for each file that cannot be read or
+    has another grid than the case's first file. Only headers and file sizes are read."""
+    if missing := [name for name in needed if name not in case.files]:
         yield f"{case.folder / case.name}: has no {' and no '.join(missing)}. Add the files, or take the case away"
     first: tuple[Path, tuple[int, ...], np.ndarray] | None = None
     for path in dict.fromkeys(case.files.values()):
-        image = _opened(path, 4 if case.is_in_one_file and path != case.files.get("seg") else 1)
-        if isinstance(image, str):
-            yield f"{path}: {image}"
+        num_channels = 4 if case.is_in_one_file and path != case.files.get("seg") else 1
+        header = _read_header(path, num_channels)
+        if isinstance(header, str):
+            yield f"{path}: {header}"
             continue
-        shape, affine = image
+        shape, affine = header
         if first is None:
             first = path, shape, affine
         elif shape != first[1]:
@@ -197,8 +206,9 @@ def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
             yield f"{path}: lies elsewhere than {first[0].name}: their affine matrices differ. Register them"
 
 
-def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray] | str:
-    """Read a NIfTI header: return (shape, affine matrix), or a phrase about the problem of the file."""
+def _read_header(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray] | str:
+    """Read a NIfTI header. Return (the shape (D, H, W), the affine matrix (4, 4)), or a phrase that says what
+    is wrong with the file."""
     try:
         image = nibabel.load(path)
         if not isinstance(image, nibabel.Nifti1Pair):
@@ -218,10 +228,8 @@ def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray]
 
 
 def voxel_problems(case: Case) -> list[str]:
-    """Return a line for each file that is damaged, has NaN, is empty, or has unknown labels.
-
-    All files of the case are read.
-    """
+    """Read all files of a case. Return a line for each file that is damaged, has NaN, is empty, or has
+    unknown labels."""
     problems = []
     for load in (images, label):
         try:
@@ -243,16 +251,17 @@ class Modality:
     """One modality of a case, (1, D, H, W) with axes to the right, front and top."""
 
     image: Tensor
-    """From -1 to 1 between the two limits, and clipped to that; the background is -1."""
+    """The voxels, scaled so that the two limits become -1 and 1, and clipped to that; the background is
+    -1."""
     is_brain: Tensor
-    """Where the file has other values than 0."""
+    """Whether the voxel has another value than 0 in the file."""
     limits: tuple[float, float]
     """The 1st and the 99th percentile of the nonzero voxels."""
 
 
 def images(case: Case) -> dict[str, Tensor]:
     """Return each modality of the case as (1, D, H, W), with values from -1 to 1; the background is -1. D, H
-    and W go to the patient's right, front and top (RAS+).
+    and W are the axes to the patient's right, front and top (RAS+).
 
     Raises:
         DataError: a line for each file that is damaged, has NaN, or has no contrast.
@@ -266,7 +275,7 @@ def modalities(case: Case) -> dict[str, Modality]:
     Raises:
         DataError: a line for each file that is damaged, has NaN, or has no contrast.
     """
-    found, problems = {}, []
+    by_name, problems = {}, []
     loaded: dict[Path, Tensor] = {}
     for name in MODALITIES:
         path = case.files.get(name)
@@ -275,28 +284,31 @@ def modalities(case: Case) -> dict[str, Modality]:
         try:
             if path not in loaded:
                 loaded[path] = load_volume(path)
-            channel = slice(_CHANNELS[name], _CHANNELS[name] + 1) if case.is_in_one_file else slice(None)
-            what = f"{path}, {name}" if case.is_in_one_file else str(path)
-            volume = loaded[path][channel]
-            limits = limits_of(volume, what)
-            found[name] = Modality(scaled(volume, *limits), volume != 0, limits)
+            volume, title = loaded[path], str(path)
+            if case.is_in_one_file:
+                volume, title = volume[_CHANNELS[name]][None], f"{path}, {name}"
+            limits = intensity_limits(volume, title)
+            by_name[name] = Modality(scaled(volume, *limits), volume != 0, limits)
         except READ_ERRORS as error:
             problems.append(_damaged(path, error))
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(dict.fromkeys(problems)))
-    return found
+    return by_name
 
 
-def limits_of(volume: Tensor, name: str) -> tuple[float, float]:
-    """Return the 1st and the 99th percentile of the nonzero voxels.
+def intensity_limits(volume: Tensor, name: str) -> tuple[float, float]:
+    """Return the 1st and the 99th percentile of the nonzero voxels of a volume.
+
+    Args:
+        volume: the voxels, of any shape.
+        name: the name of the volume for messages.
 
     Raises:
         DataError: the volume has NaN or infinite voxels, is empty, or has no contrast.
     """
-    num_bad = int((~torch.isfinite(volume)).sum())
-    if num_bad:
+    if num_bad := int((~torch.isfinite(volume)).sum()):
         raise DataError(f"{name}: {num_bad} of {volume.numel()} voxels are NaN or infinite")
     brain = volume[volume != 0]
     if not len(brain):
@@ -309,8 +321,8 @@ def limits_of(volume: Tensor, name: str) -> tuple[float, float]:
 
 
 def scaled(volume: Tensor, low: float, high: float) -> Tensor:
-    """Scale a volume linearly so that `low` becomes -1 and `high` 1, and clip to that range; voxels that are
-    0, the background, become -1."""
+    """Scale a volume linearly so that `low` becomes -1 and `high` becomes 1, and clip it to that range.
+    Voxels that are 0, the background, become -1."""
     unit = ((volume - low) / (high - low)).clamp(0, 1)
     return torch.where(volume == 0, torch.zeros_like(unit), unit) * 2 - 1
 
@@ -338,12 +350,9 @@ def label(case: Case) -> Tensor | None:
             f"{path}: has the label(s) {listed}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances. "
             "In data after treatment (BraTS 2024) 4 is the cavity: make it 0"
         )
-    # Files since 2023 have no 4, so that nothing is renamed there.
+    # Files since 2023 have no 4, so that _FROM_OLD leaves their labels as they are.
     renamed: Mapping[int, int] = _FROM_DECATHLON if case.is_in_one_file else _FROM_OLD
-    label_of = torch.arange(5)
-    for old, new in renamed.items():
-        label_of[old] = new
-    return label_of[values.long()]
+    return torch.tensor([renamed.get(old, old) for old in range(5)])[values.long()]
 
 
 def _damaged(path: Path, error: BaseException) -> str:
@@ -352,13 +361,13 @@ def _damaged(path: Path, error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Cube:
-    """Where the cube lies in a case's volume.
+    """The place of the cube in a case's volume.
 
     Args:
-        shape: the shape of the volume, (right, front, top).
-        box: the part of the volume that has the brain, one slice for each axis.
+        shape: the shape (D, H, W) of the volume.
+        box: the part of the volume that has the brain, as one slice for each axis.
         edge: the edge of the cube in voxels.
-        fit: 'resize' where the box is resampled to the cube, 'crop' where its middle is cut or padded.
+        fit: 'resize' to resample the box to the cube, 'crop' to cut its middle to the cube, or pad it.
     """
 
     shape: tuple[int, ...]
@@ -368,8 +377,8 @@ class Cube:
 
     @classmethod
     def around(cls, images: Tensor, edge: int, fit: str) -> Self:
-        """Return the cube around all voxels that are above the background, -1, in any image of (C, D, H,
-        W)."""
+        """Return the cube around all voxels of images (C, D, H, W) that are above -1, the background, in any
+        channel."""
         box = generate_spatial_bounding_box(images, select_fn=lambda values: values > -1)
         slices = tuple(slice(start, end) for start, end in zip(*box, strict=True))
         return cls(tuple(images.shape[1:]), slices, edge, fit)
@@ -388,8 +397,8 @@ class Cube:
         background outside the cube. A resampled cube is resampled back trilinearly."""
         volume = torch.full((1, *self.shape), background, dtype=cube.dtype)
         within = volume[(slice(None), *self.box)]
-        # A volume of voxel indices is cropped and padded just as the image was, so the result says which
-        # voxel each position came from, however MONAI rounds. float64 holds every integer up to 2^53.
+        # A volume of the voxels' indices is cropped and padded as the image was. The result has the index of
+        # the voxel that each position came from, however MONAI rounds. float64 holds every integer to 2^53.
         numbers = torch.arange(within.numel(), dtype=torch.float64).reshape(within.shape)
         if self.fit == "crop":
             moved, values = ResizeWithPadOrCrop(self.edge, constant_values=-1)(numbers), cube
@@ -405,5 +414,6 @@ class Cube:
 
 
 def _plain(image: Any) -> Tensor:
+    """Return an image as a tensor without MONAI's metadata."""
     tensor: Tensor = convert_to_tensor(image, track_meta=False)
     return tensor

@@ -1,4 +1,5 @@
-"""How close a made modality is to the true one: over the brain, over the tumour, and in its frequencies.
+"""Measures of how close a sampled modality is to the true one: over the brain, over the tumour, and in its
+frequencies.
 
 Squared error and SSIM are taken over the voxels of a mask and not over the whole volume, most of which is air
 that every method gets right. That is what BraSyn, the challenge of BraTS for missing modalities, does
@@ -23,7 +24,7 @@ from nbgpu.recipes.image_quality import psnr_db
 
 MEASURES = ("psnr_db", "ssim", "spectrum_db", "tumour_psnr_db", "tumour_ssim")
 _FLOOR = 1e-12
-"""Power below which a frequency counts as absent."""
+"""The least power of a frequency, so that its logarithm is finite."""
 
 
 def unit(image: Tensor) -> Tensor:
@@ -34,8 +35,8 @@ def unit(image: Tensor) -> Tensor:
 def quality(
     output: Tensor, target: Tensor, brain: Tensor, label: Tensor | None = None
 ) -> list[dict[str, float]]:
-    """Return the measures of each volume: `psnr_db`, `ssim` and `spectrum_db` over the brain; over the tumour
-    `tumour_psnr_db` and `tumour_ssim`, if the case has one.
+    """Return the measures of each volume: `psnr_db`, `ssim` and `spectrum_db` over the brain, and, if the
+    case has a tumour, `tumour_psnr_db` and `tumour_ssim` over the tumour.
 
     Args:
         output: the sampled volumes, (N, 1, e, e, e), from -1 to 1.
@@ -45,27 +46,27 @@ def quality(
     """
     output, target = unit(output), unit(target)
     rows = []
-    for index, (made, true) in enumerate(zip(output, target, strict=True)):
+    for index, (image, true) in enumerate(zip(output, target, strict=True)):
         inside = brain[index] > 0
         row = {
-            "psnr_db": round(float(masked_psnr_db(made, true, inside)), 3),
-            "ssim": round(masked_ssim(made, true, inside), 4),
-            "spectrum_db": round(spectrum_distance_db(made * inside, true * inside), 3),
+            "psnr_db": round(float(masked_psnr_db(image, true, inside)), 3),
+            "ssim": round(masked_ssim(image, true, inside), 4),
+            "spectrum_db": round(spectrum_distance_db(image * inside, true * inside), 3),
         }
         if label is not None and (tumour := label[index] > 0).any():
-            row["tumour_psnr_db"] = round(float(masked_psnr_db(made, true, tumour)), 3)
-            row["tumour_ssim"] = round(masked_ssim(made, true, tumour), 4)
+            row["tumour_psnr_db"] = round(float(masked_psnr_db(image, true, tumour)), 3)
+            row["tumour_ssim"] = round(masked_ssim(image, true, tumour), 4)
         rows.append(row)
     return rows
 
 
 def mean_over_cases(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the mean of each measure over the cases that have it."""
-    found = {}
+    means = {}
     for name in MEASURES:
         if values := [row[name] for row in rows if name in row]:
-            found[name] = round(sum(values) / len(values), 4)
-    return found
+            means[name] = round(sum(values) / len(values), 4)
+    return means
 
 
 def masked_psnr_db(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
@@ -81,8 +82,8 @@ def masked_ssim(output: Tensor, target: Tensor, mask: Tensor) -> float:
     one of 11 voxels, or of 7 for volumes smaller than 11.
     """
     window = 11 if output.shape[-1] >= 11 else 7
-    # Crop both to the mask's bounding box, which saves time: outside it all voxels are 0, so padding with
-    # half a window of zeros gives the same values.
+    # Both are cropped to the mask's bounding box, to save time. All voxels outside are 0, so that padding
+    # with half a window of zeros gives the same values.
     box = generate_spatial_bounding_box(mask)
     crop = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
     inside = mask[crop]
@@ -102,12 +103,13 @@ def masked_ssim(output: Tensor, target: Tensor, mask: Tensor) -> float:
 
 
 def spectrum_distance_db(output: Tensor, target: Tensor) -> float:
-    """Return how far apart the power spectra of (1, e, e, e) are, in dB: 0 for the same sharpness.
+    """Return the distance in dB between the power spectra of two images (1, e, e, e): 0 if both are equally
+    sharp.
 
-    The power is averaged over shells of frequencies, one index wide, from 1 up to Nyquist's frequency; the
+    The power is averaged over shells of frequencies, one index wide, from 1 up to Nyquist's frequency. The
     distance is the root mean square over shells of the difference in dB (the log-spectral distance of Gray &
-    Markel 1976). Phases don't count: an image that is too smooth is far away, however small its squared
-    error is.
+    Markel 1976). Phases have no effect. An image that is too smooth has a large distance even if its squared
+    error is small.
     """
     difference = _shells_db(output) - _shells_db(target)
     return float(difference.square().mean().sqrt())

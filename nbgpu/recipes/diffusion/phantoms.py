@@ -1,6 +1,7 @@
 """Generated heads with a tumour, in four modalities.
 
-The target of a voxel can be inferred from the voxel's surroundings, but hardly from the voxel alone.
+The given modalities have so much noise that the target of a voxel follows from the voxels around it, but
+hardly from the voxel alone.
 """
 
 from __future__ import annotations
@@ -29,22 +30,27 @@ NOISE = 0.27
 
 
 def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float = NOISE) -> dict[str, Tensor]:
-    """Return head number `index` of the family `seed`; it is the same whatever was drawn before.
+    """Generate a head with a tumour. It follows from `size`, `seed` and `index` alone.
+
+    Args:
+        size: the edge of the volumes in voxels.
+        seed, index: the family of heads, and the number in it.
+        clean: the modality without noise, the target.
+        noise: the standard deviation of the noise in the other modalities, as a share of the range of
+            brightness.
 
     Returns:
-        Each modality as float32 (1, size, size, size): the modality named by `clean` from -1 to 1, the others
-        with noise added. Also `label` in int64: 0, or CORE, OEDEMA and ENHANCING as in BraTS; and `brain` in
-        float32: 1 where there is no air.
+        Each modality by name, in float32 (1, size, size, size): from -1 to 1, and beyond where noise is
+        added. Also `label` in int64: 0, or CORE, OEDEMA and ENHANCING as in BraTS; and `brain` in float32:
+        0 in air and 1 elsewhere.
     """
     rng = np.random.default_rng((seed, index))
     tissue = _tissues(size, rng)
     images = {}
-    for name, brightness in BRIGHTNESS.items():
-        drawn = np.asarray(brightness) + np.where(
-            np.asarray(brightness) > 0, rng.normal(0, SPREAD, len(TISSUES)), 0
-        )
-        image = gaussian_filter(np.clip(drawn, 0, 1)[tissue], 0.4)
-        image = 2 * image - 1
+    for name, means in BRIGHTNESS.items():
+        brightness = np.asarray(means)
+        drawn = brightness + np.where(brightness > 0, rng.normal(0, SPREAD, len(TISSUES)), 0)
+        image = 2 * gaussian_filter(np.clip(drawn, 0, 1)[tissue], 0.4) - 1
         added = rng.normal(0, 2 * noise, image.shape)
         images[name] = torch.from_numpy((image if name == clean else image + added).astype(np.float32))[None]
     images["label"] = torch.from_numpy(_LABELS[tissue])[None]
@@ -59,10 +65,10 @@ def _tissues(size: int, rng: np.random.Generator) -> np.ndarray:
     points = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1)
 
     def radius(centre: np.ndarray, semi_axes: np.ndarray) -> np.ndarray:
-        """Return the distance from the centre of a randomly tilted ellipsoid, scaled to 1 on its surface."""
+        """Return the distance of each voxel from the centre of an ellipsoid with a random tilt, scaled to 1
+        on its surface."""
         tilt, _ = np.linalg.qr(rng.normal(size=(3, 3)))
-        distance: np.ndarray = np.linalg.norm((points - centre) @ tilt / semi_axes, axis=-1)
-        return distance
+        return np.asarray(np.linalg.norm((points - centre) @ tilt / semi_axes, axis=-1))
 
     tissue = np.zeros((size,) * 3, dtype=np.int64)
     centre = 0.5 + rng.uniform(-0.06, 0.06, 3)

@@ -25,7 +25,7 @@ from nbgpu.errors import DataError
 from nbgpu.planning.epochs import DataAmount
 from nbgpu.recipes import side_by_side, verdict
 from nbgpu.recipes.diffusion import files, prediction
-from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
+from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES, Case, Cube
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
@@ -39,9 +39,9 @@ _NUM_PICTURES = 6
 _INTENSITY = Colours("intensity, scaled", -1, 1)
 _ERROR = Colours("absolute error", 0, 1)
 ONCE = "the network asked once"
-"""The baseline that says what the steps of sampling bring."""
+"""The baseline that shows how much the steps of sampling improve on a single one."""
 _SLICE = "middle slice"
-"""The key of a sample's picture among the measures of its case."""
+"""The key of a sampled image's middle slice among the measures of its case."""
 
 
 class Diffusion:
@@ -54,7 +54,7 @@ class Diffusion:
         self.config = config
         self.sampler = Sampler(config)
         self._times: dict[torch.device, Tensor] = {}
-        """The times that the network is trained for, on each device on which they were wanted."""
+        """The times that the network is trained for, (T,) on each device that has used them."""
 
     # ---- data ----
 
@@ -62,7 +62,8 @@ class Diffusion:
         """Return the rank's volumes: `condition` (batch_size, 3, e, e, e), `target` (batch_size, 1, e, e, e),
         from -1 to 1.
 
-        Raises DataError with a line for every problem of the files, including their voxels (`check_voxels`).
+        Raises:
+            DataError: a line for every problem of the files, with `check_voxels` also of their voxels.
         """
         config = self.config
         self._inspect(rank, world_size, are_read_anyhow=inspection.are_read_anyhow(config))
@@ -90,25 +91,27 @@ class Diffusion:
         return self.parts().amount()
 
     def parts(self) -> Parts:
-        """Return the cases, with all of a patient in the same part.
+        """Return the cases of each part of the data, where all cases of a patient are in the same part.
 
-        Raises DataError for bad names and headers.
+        Raises:
+            DataError: a line for each bad name and header.
         """
         config = self.config
         if config.data == "phantoms":
             return split([{"name": f"head {i}", "generated": i} for i in range(config.num_phantoms)], config)
-        cases, problems = self._found
+        cases, problems = self._cases
         if problems:
             raise DataError("\n".join(problems))
         in_order = sorted(cases, key=lambda case: case.patient)
         return split([as_item(case) for case in in_order], config, lambda item: _case(item).patient)
 
     @cached_property
-    def _found(self) -> tuple[list[Case], list[str]]:
+    def _cases(self) -> tuple[list[Case], list[str]]:
+        """The cases in the folder `config.data`, and a line for each problem of names and headers."""
         return files.find_cases(Path(self.config.data).expanduser())
 
     def inspect(self) -> None:
-        """Read all files completely. DataError has a line for each unusable one."""
+        """Read all files completely; DataError has a line for each unusable one."""
         self._inspect(rank=0, world_size=1, are_read_anyhow=False)
 
     def _inspect(self, rank: int, world_size: int, are_read_anyhow: bool) -> None:
@@ -122,9 +125,9 @@ class Diffusion:
         """
         if self.config.data == "phantoms":
             return
-        cases, problems = self._found
-        # With bad names or headers the data are not loaded, so the voxels of the other cases are checked
-        # here, and one message has everything.
+        cases, problems = self._cases
+        # With bad names or headers the data are not loaded. The voxels of the other cases are then checked
+        # here, so that one message has all problems.
         if problems or not are_read_anyhow:
             items = [as_item(case) for case in cases[rank::world_size]]
             problems = problems + inspection.problems(self.config, items, Compose([_Look()]))
@@ -132,6 +135,7 @@ class Diffusion:
             raise DataError("\n".join(problems))
 
     def _steps(self, with_masks: bool = False) -> Compose:
+        """Return the transform that decodes a case's Item, as the loaders take it."""
         return Compose([self._prepare(with_masks)])
 
     def _prepare(self, with_masks: bool = False) -> _Prepare:
@@ -139,9 +143,9 @@ class Diffusion:
         return _Prepare(config.target, config.edge, config.fit, config.split_seed, with_masks)
 
     def decoded(self, items: Sequence[Item], with_masks: bool = False) -> dict[str, Tensor]:
-        """Decode cases into one batch: `condition` (N, 3, e, e, e), N >= 1, and `target` (N, 1, e, e, e) if
-        all cases have one; with masks also `brain` and `label`, in the shape of `target`. The label of a case
-        without a segmentation is 0 everywhere, as that of one without a tumour."""
+        """Decode N >= 1 cases into one batch: `condition` (N, 3, e, e, e), and `target` (N, 1, e, e, e) if
+        all cases have one; with masks also `brain` and `label`, in the shape of `target`. For a case without
+        a segmentation the label is 0 everywhere."""
         decode = Decode(self._steps(with_masks))
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
@@ -213,17 +217,17 @@ class Diffusion:
         """
         noise = self.sampler.noise
         x_t = noise.add(clean, epsilon, t)
-        said = at_least_float32(model(torch.cat([x_t, batch["condition"]], dim=1), t))
-        return (said - noise.target(self.config.prediction, clean, epsilon, t)).square()
+        predicted = at_least_float32(model(torch.cat([x_t, batch["condition"]], dim=1), t))
+        return (predicted - noise.target(self.config.prediction, clean, epsilon, t)).square()
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, with a fixed noise and time for each case, and `psnr_db` of its sample over the
-        brain, shape (N,)."""
+        """Return `loss`, with a noise and a time that are fixed for each case, and `psnr_db` of the sampled
+        image over the brain; (N,) each."""
         numbers = batch["number"].long().tolist()
         _, epsilon, t = self.sampler.noisy(batch["target"], numbers)
         errors = self._errors(model, batch, batch["target"], epsilon, t)
-        made = self.sampler(model, batch["condition"], numbers)
-        cases = zip(unit(made), unit(batch["target"]), batch["brain"] > 0, strict=True)
+        sampled = self.sampler(model, batch["condition"], numbers)
+        cases = zip(unit(sampled), unit(batch["target"]), batch["brain"] > 0, strict=True)
         return {
             "loss": errors.flatten(1).mean(dim=1),
             "psnr_db": torch.stack([masked_psnr_db(*case) for case in cases]),
@@ -238,29 +242,28 @@ class Diffusion:
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Return for each case the measures of the sampled image ('diffusion'), and of the network's estimate
-        from pure noise in a single step (ONCE), which shows what the other steps of sampling bring.
-
-        The first cases also have the middle slice of their sample, (D, H), for the pictures.
+        """Return for each case the measures of the sampled image ('diffusion') and of the network's estimate
+        from pure noise in a single step (ONCE). The first cases also have the middle slice (D, H) of the
+        sampled image, for the pictures.
         """
         held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_masks=True)
-        made = {
+        sampled = {
             name: self._sampled(model, device, data["condition"], samples, stop_at)
             for name, stop_at in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1))
         }
-        measures = {
-            name: quality(images, data["target"], data["brain"], data.get("label"))
-            for name, images in made.items()
-        }
-        # The slices travel with the measures: otherwise rank 0 would sample again for the pictures while the
-        # other ranks wait.
-        slices = made["diffusion"][:, 0, ..., self.config.edge // 2]
-        return [
-            {name: of_cases[i] for name, of_cases in measures.items()}
-            | ({_SLICE: slices[i].tolist()} if number < _NUM_PICTURES else {})
-            for i, number in enumerate(samples)
+        measures = [
+            quality(images, data["target"], data["brain"], data.get("label")) for images in sampled.values()
         ]
+        rows: list[dict[str, Any]] = [
+            dict(zip(sampled, row, strict=True)) for row in zip(*measures, strict=True)
+        ]
+        # The slices are returned with the measures, so that rank 0 need not sample again for the pictures
+        # while the other ranks wait.
+        for number, row, image in zip(samples, rows, sampled["diffusion"], strict=True):
+            if number < _NUM_PICTURES:
+                row[_SLICE] = image[0, ..., self.config.edge // 2].tolist()
+        return rows
 
     def _sampled(
         self,
@@ -270,9 +273,9 @@ class Diffusion:
         numbers: Sequence[int],
         stop_at: int = 0,
     ) -> Tensor:
-        """Sample images (N, 1, e, e, e) for conditions (N, 3, e, e, e), in float32 on the CPU. The numbers of
-        the cases determine their noise. Sampling visits the times of `self.sampler.times` from the largest
-        down to the one with the index `stop_at`."""
+        """Sample images (N, 1, e, e, e) for conditions (N, 3, e, e, e), in float32 on the CPU. The noise of a
+        case follows from its number. Sampling visits the times of `self.sampler.times` from the largest one
+        down to that with the index `stop_at`."""
         dtype = next(model.parameters()).dtype
         return self.sampler(model, condition.to(device, dtype), list(numbers), stop_at).float().cpu()
 
@@ -282,11 +285,11 @@ class Diffusion:
         device: torch.device,
         evaluated: Sequence[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """Return the `quality` of samples of held-out cases beside baselines: `table`, `cases`, `note` and
-        `images`. `evaluated` is from `evaluate`.
+        """Return the `quality` of sampled images of held-out cases and of baselines: `table`, `cases`, `note`
+        and `images`. `evaluated` is what `evaluate` returned for `samples_of_result`.
 
-        The baselines are the network asked once, at the latest time, where it has nothing to go by but the
-        other modalities; and two methods with no network."""
+        The baselines are the network evaluated once, at the latest time, where the noisy image says nothing
+        and only the other modalities do; and two methods without a network."""
         config = self.config
         parts = self.parts()
         numbers = self.samples_of_result()
@@ -322,7 +325,7 @@ class Diffusion:
         data = self.decoded(training[:num_cases])
         quadratic = VoxelwiseQuadratic(zip(data["condition"].split(1), data["target"].split(1), strict=True))
         return {
-            "mean image": mean_image(data["target"]).expand(len(condition), -1, -1, -1, -1),
+            "mean image": data["target"].mean(dim=0).expand(len(condition), -1, -1, -1, -1),
             "voxelwise quadratic": torch.cat([quadratic(one) for one in condition.split(1)]),
         }
 
@@ -340,28 +343,28 @@ class Diffusion:
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Sample the modality of a case and write it on the case's grid. The case's row of the table has the
         `quality` too if the case has the true modality."""
-        target, numbers = self.config.target, [prediction.number_of(str(sample["name"]))]
+        target, numbers = self.config.target, [prediction.noise_number(str(sample["name"]))]
         data = self.decoded([sample], with_masks=True)
         image = self._sampled(model, device, data["condition"], numbers)[0]
         if "generated" in sample:
-            predicted = prediction.written_without_file(target, image, stem)
+            predicted = prediction.write_generated(target, image, stem)
         else:
             case = _case(sample)
             given = {name: one for name, one in files.modalities(case).items() if name != target}
-            cube = self._prepare().cube_of({name: modality.image for name, modality in given.items()})
+            cube = self._prepare().brain_cube({name: one.image for name, one in given.items()})
             predicted = prediction.write_prediction(case, given, target, cube, image, stem)
         if "target" not in data:
             return predicted
-        (known,) = quality(image[None], data["target"], data["brain"], data.get("label"))
-        return replace(predicted, values={**known, **predicted.values})
+        (measures,) = quality(image[None], data["target"], data["brain"], data.get("label"))
+        return replace(predicted, values={**measures, **predicted.values})
 
-    def _pictures(self, data: dict[str, Tensor], found: Tensor) -> dict[str, str]:
+    def _pictures(self, data: dict[str, Tensor], sampled: Tensor) -> dict[str, str]:
         """Draw the middle slices of the first cases: the given modalities, the true and the sampled one, and
         the error. Return {caption: PNG as a data URI}.
 
         Args:
             data: the batch of `decoded`.
-            found: the middle slices of the samples, (N, D, H).
+            sampled: the middle slices of the sampled images, (N, D, H).
         """
         shown = slice(0, _NUM_PICTURES)
         condition, target = data["condition"][shown], data["target"][shown, 0]
@@ -373,9 +376,9 @@ class Diffusion:
                 for i, name in enumerate(given)
             },
             f"true {self.config.target}": side_by_side.middle_slices_uri(target, _INTENSITY),
-            f"sampled {self.config.target}": side_by_side.row_of_slices_uri(found, _INTENSITY),
+            f"sampled {self.config.target}": side_by_side.row_of_slices_uri(sampled, _INTENSITY),
             f"absolute error of the {self.config.target}": side_by_side.row_of_slices_uri(
-                (found - middle).abs(), _ERROR
+                (sampled - middle).abs(), _ERROR
             ),
         }
 
@@ -383,8 +386,8 @@ class Diffusion:
 def _compare_with_best(
     table: Mapping[str, Mapping[str, float]], rows: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> str:
-    """Return a clause that compares the samples with the best baseline in each of the three measures over the
-    brain, with 95 % intervals over cases.
+    """Return a predicate that compares the sampled images with the best baseline, in each of the three
+    measures over the brain, with 95 % intervals over cases.
 
     Args:
         table: the means over the cases, by method and measure.
@@ -398,30 +401,30 @@ def _compare_with_best(
         ("SSIM", "ssim", max, 3),
         ("spectrum", "spectrum_db", min, 1),
     ):
-        baselines = {of: row[measure] for of, row in table.items() if of != "diffusion"}
-        best = best_of(baselines, key=lambda of: baselines[of])
+        baselines = {method: row[measure] for method, row in table.items() if method != "diffusion"}
+        best = best_of(baselines, key=baselines.__getitem__)
         pairs = zip(rows["diffusion"], rows[best], strict=True)
         low, high = verdict.mean_interval([one[measure] - other[measure] for one, other in pairs])
         difference = table["diffusion"][measure] - baselines[best]
-        is_better = difference < 0 if best_of is min else difference > 0
-        kind = "not decided" if low <= 0 <= high else "better" if is_better else "worse"
-        unit = " dB" if measure.rpartition("_")[2] == "db" else ""
-        parts.append(
-            f"{abs(difference):.{digits}f}{unit} {kind} in {name} than '{best}' "
-            f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f})"
-            if kind != "not decided"
-            else f"not to be told in {name} from '{best}' (95 % interval {low:+.{digits}f} to {high:+.{digits}f}{unit})"
-        )
+        unit = " dB" if measure.endswith("_db") else ""
+        interval = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}"
+        if low <= 0 <= high:
+            parts.append(f"not to be told in {name} from '{best}' ({interval}{unit})")
+        else:
+            kind = "better" if (difference < 0) == (best_of is min) else "worse"
+            parts.append(f"{abs(difference):.{digits}f}{unit} {kind} in {name} than '{best}' ({interval})")
     return f"is {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def as_item(case: Case) -> Item:
-    """Return the case's files by modality, so that a cache on disk notices a change."""
+    """Return a case as an Item. The paths are its values by modality, so that a cache on the disk notices a
+    changed file."""
     place = {"name": str(case.folder / case.name), "case": case.name, "folder": str(case.folder)}
     return {**place, **case.files}
 
 
 def _case(item: Item) -> Case:
+    """Return the case of an Item made by `as_item`."""
     paths = {kind: item[kind] for kind in (*MODALITIES, "seg") if kind in item}
     return Case(item["case"], Path(item["folder"]), paths)
 
@@ -453,8 +456,10 @@ class _Prepare(Transform):
         else:
             images = self._read(item)
         prepared = {"condition": torch.cat([images[name] for name in MODALITIES if name != self.target])}
-        wanted = {"target": self.target} | ({"brain": "brain", "label": "label"} if self.with_masks else {})
-        prepared |= {name: images[source] for name, source in wanted.items() if source in images}
+        if self.target in images:
+            prepared["target"] = images[self.target]
+        if self.with_masks:
+            prepared |= {name: images[name] for name in ("brain", "label") if name in images}
         return prepared
 
     def _read(self, item: Item) -> dict[str, Tensor]:
@@ -463,20 +468,20 @@ class _Prepare(Transform):
         case = _case(item)
         volumes = files.images(case)
         label = files.label(case)
-        cube = self.cube_of({name: image for name, image in volumes.items() if name != self.target})
+        cube = self.brain_cube({name: image for name, image in volumes.items() if name != self.target})
         images = {name: cube.cut(image, -1.0, "trilinear") for name, image in volumes.items()}
-        # Voxels that are 0 in all files, -1 here, are outside the brain. The darkest hundredth of a brain is
-        # -1 too, but hardly in all modalities at once.
+        # Voxels outside the brain are 0 in all files, which is -1 here. The darkest hundredth of the brain is
+        # -1 too, but a voxel is hardly among it in all modalities.
         brain = (torch.cat(list(volumes.values())) > -1).any(dim=0, keepdim=True)
         images["brain"] = cube.cut(brain.float(), 0.0, "nearest")
         if label is not None:
             images["label"] = cube.cut(label.float(), 0.0, "nearest").long()
         return images
 
-    def cube_of(self, given: Mapping[str, Tensor]) -> Cube:
+    def brain_cube(self, given: Mapping[str, Tensor]) -> Cube:
         """Return the cube around the brain in the given modalities, each (1, D, H, W).
 
-        The target is never among them: a case to be sampled may lack it, and the box would differ from that
-        in training.
+        The target must not be among them: a new case may lack it, and would get another cube than in
+        training.
         """
         return Cube.around(torch.cat(list(given.values())), self.edge, self.fit)

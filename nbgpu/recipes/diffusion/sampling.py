@@ -1,4 +1,5 @@
-"""Sampling of cases by a trained network, with a share of the cases on each rank; for a distributed cell."""
+"""Sampling of images for cases by a trained network in a distributed cell, with a share of the cases on each
+rank."""
 
 from __future__ import annotations
 
@@ -54,29 +55,25 @@ def sample_share(
     changed = config.counting(size=config.edge, **settings)
     assert isinstance(changed, DiffusionConfig)
     recipe = Diffusion(changed)
-    items = (
-        recipe.parts().reported if data is None else _cases_to_fill(Path(data).expanduser(), changed.target)
-    )
+    items = recipe.parts().reported if data is None else _new_cases(Path(data).expanduser(), changed.target)
     model = load_trained(run_folder).to(device)
     dtype = next(model.parameters()).dtype
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     # One case at a time: some may have the modality that is made, and others not.
     for number, item in list(enumerate(items))[:max_cases][rank::world_size]:
         case = recipe.decoded([item], with_masks=True)
-        made = recipe.sampler(model, case["condition"].to(device, dtype), [number]).float().cpu()
-        sampled: dict[str, Any] = {"name": item["name"], "number": number, "image": made[0]}
+        image = recipe.sampler(model, case["condition"].to(device, dtype), [number]).float().cpu()
+        result: dict[str, Any] = {"name": item["name"], "number": number, "image": image[0]}
         if "target" in case:
-            sampled |= {
-                "target": case["target"][0],
-                **quality(made, case["target"], case["brain"], case.get("label"))[0],
-            }
-        found.append(sampled)
-    return found
+            result["target"] = case["target"][0]
+            result |= quality(image, case["target"], case["brain"], case.get("label"))[0]
+        results.append(result)
+    return results
 
 
-def _cases_to_fill(folder: Path, target: str) -> list[Item]:
-    """Return the cases of a folder as Items; the modality `target` may be missing. Any problem with names or
-    headers is a DataError."""
+def _new_cases(folder: Path, target: str) -> list[Item]:
+    """Return the cases of a folder as Items; they may lack the modality `target`. DataError has a line for
+    each problem with names and headers."""
     cases, problems = find_cases(folder, needed=[name for name in MODALITIES if name != target])
     if problems:
         raise DataError("\n".join(problems))

@@ -1,19 +1,20 @@
-"""Noise schedules, prediction targets, and sampling: the subset of times that are visited, the steps between
-them, and the sampler that takes them.
+"""Noise schedules, prediction targets, and sampling: the times at which the network is evaluated, the steps
+between these times, and the sampler.
 
 Times t run from 0, almost no noise, to T - 1, almost pure noise. abar(t), the cumulative product of alphas,
 is the share of the signal's variance that is left: x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon (Ho et al.
 2020, arXiv 2006.11239).
 
 MONAI's DDIMScheduler always steps back by T / (number of steps), and its DDPMScheduler by 1. The short
-schedules here have other distances, so the step functions take the next time as an argument; for steps that
-MONAI supports they agree with MONAI.
+schedules here have other distances, so that the step functions take the next time as an argument. For steps
+that MONAI supports, their results are those of MONAI.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -38,8 +39,7 @@ DEFAULT_NUM_POINTS = {"uniform": 11, "uniform-from-0": 10, "non-uniform": len(NO
 
 
 def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000) -> Tensor:
-    """Return the times that a sampler visits, in ascending order, (num_points,); the network is called once
-    for each.
+    """Return the times at which a sampler evaluates the network, in ascending order, (num_points,) in int64.
 
     Args:
         spacing: 'uniform': 0, and then the last time of each of num_points - 1 equal parts, as in Fast-DDPM
@@ -71,24 +71,24 @@ def antithetic(
     place: randomness.Place,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Draw a random index into the times for each sample of a micro-batch, (num_samples,) in int64.
+    """Draw a random index into the times for each sample of a micro-batch, (num_samples,) in int64, from 0 to
+    `num_points` - 1.
 
     The samples of an optimizer step form pairs: if the first has index i, the second has num_points - 1 - i
     (antithetic variates). So a step has early and late times in equal number, which lowers the variance of
     its loss. Each index follows from the step's seed and the sample's number in the step, so that the indices
     do not depend on how ranks and micro-batches divide the step.
     """
-    samples = range(place.first_sample, place.first_sample + num_samples)
-    found = []
-    for sample in samples:
-        (drawn,) = np.random.SeedSequence([*place.seed, sample // 2]).generate_state(1, np.uint64)
-        point = int(drawn) % num_points
-        found.append(num_points - 1 - point if sample % 2 else point)
-    # A copy from pinned memory is asynchronous; any other one would wait until the GPU has finished all the
+    drawn = []
+    for sample in range(place.first_sample, place.first_sample + num_samples):
+        (state,) = np.random.SeedSequence([*place.seed, sample // 2]).generate_state(1, np.uint64)
+        index = int(state) % num_points
+        drawn.append(num_points - 1 - index if sample % 2 else index)
+    # A copy from pinned memory is asynchronous. Any other copy would wait until the GPU has finished all the
     # work in its stream.
     is_on_gpu = torch.device(device).type == "cuda"
     indices = torch.empty(num_samples, dtype=torch.int64, pin_memory=is_on_gpu)
-    return indices.copy_(torch.tensor(found)).to(device, non_blocking=True)
+    return indices.copy_(torch.tensor(drawn)).to(device, non_blocking=True)
 
 
 class Noise:
@@ -144,8 +144,8 @@ class Noise:
     def split(
         self, kind: Prediction, predicted: Tensor, x_t: Tensor, t: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """Solve x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon for what the network did not predict, and return
-        (x0, epsilon)."""
+        """Return (x0, epsilon), computed from the prediction of the network by solving
+        x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon."""
         signal, noise = self._parts(t, x_t)
         if kind == "x0":
             return predicted, (x_t - signal * predicted) / noise
@@ -156,11 +156,12 @@ class Noise:
     def ddim(
         self, x0: Tensor, epsilon: Tensor, t: int, t_next: int, eta: float = 0.0, drawn: Tensor | None = None
     ) -> Tensor:
-        """Return the DDIM sample at t_next < t, or the clean sample if t_next is -1 (Song et al. 2021, arXiv
-        2010.02502, formulas 12 and 16).
+        """Return the DDIM sample at time t_next < t, or the clean sample if t_next is -1 (Song et al. 2021,
+        arXiv 2010.02502, formulas 12 and 16).
 
         Args:
-            x0, epsilon: the predictions from the sample at t, (N, ...).
+            x0, epsilon: the predictions from the sample at time t, (N, ...).
+            t, t_next: the time of the sample, and that of the returned one.
             eta: 0 adds no noise; 1 adds as much as the posterior has.
             drawn: standard normal noise, (N, ...); needed if eta > 0.
         """
@@ -179,7 +180,10 @@ class Noise:
         formulas 6 and 7).
 
         Args:
-            variance: 'small': the posterior's own variance; 'large': that of the step from t_next to t.
+            x_t: the sample at time t, (N, ...).
+            x0: the prediction of the clean sample, (N, ...).
+            t, t_next: the time of the sample, and that of the returned one.
+            variance: 'small': the variance of the posterior; 'large': that of the step from t_next to t.
             drawn: standard normal noise, (N, ...).
         """
         abar, abar_next = self.abar[t], self._abar_next(t_next)
@@ -206,7 +210,7 @@ class Sampler:
         self.config = config
         self.noise = Noise(config.num_times, config.betas, config.beta_start, config.beta_end)
         self.times = times(config.spacing, config.sampling_steps, config.num_times)
-        """The visited times in ascending order, on the CPU; the network is called once for each."""
+        """The times at which the network is evaluated, in ascending order, on the CPU."""
 
     @torch.no_grad()
     def __call__(
@@ -218,22 +222,21 @@ class Sampler:
             model: the network, on the condition's device; it takes (N, 1 + channels, D, H, W) and times (N,).
             condition: the other modalities, (N, channels, D, H, W).
             numbers: the numbers of the cases, which determine their noise.
-            stop_at: the index in `times` of the smallest time that is visited, and so of the last one; the
-                result is the network's estimate of the clean image at that time.
+            stop_at: the index in `times` of the last time at which the network is evaluated; its estimate of
+                the clean image at that time is the result.
         """
-        # DDP's own forward pass may call collectives, and ranks have different numbers of cases.
+        # DDP's forward pass may call collectives, and the ranks have different numbers of cases.
         network = model.module if isinstance(model, DistributedDataParallel) else model
         config = self.config
         generators = [_generator(config.seed, number) for number in numbers]
         x = self._drawn(generators, condition)
-        visited = self.times.tolist()[stop_at:]
-        for index in reversed(range(len(visited))):
-            t, t_next = visited[index], visited[index - 1] if index else -1
+        descending = self.times.tolist()[stop_at:][::-1]
+        for t, t_next in zip_longest(descending, descending[1:]):
             at = torch.full((len(x),), t, device=x.device)
-            said = at_least_float32(network(torch.cat([x, condition], dim=1).to(condition.dtype), at))
-            x0, epsilon = self.noise.split(config.prediction, said, x, t)
+            predicted = at_least_float32(network(torch.cat([x, condition], dim=1).to(condition.dtype), at))
+            x0, epsilon = self.noise.split(config.prediction, predicted, x, t)
             x0 = x0.clamp(-1, 1) if config.clip else x0
-            if index == 0:
+            if t_next is None:
                 # Both samplers end with the estimate of the clean image.
                 return x0.clamp(-1, 1)
             if config.sampler == "posterior":
@@ -246,10 +249,10 @@ class Sampler:
     def noisy(self, clean: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (x_t, epsilon, t) for a validation: noisy images and noise (N, 1, D, H, W), and times (N,).
 
-        Noise and time follow from the number of the case alone, so that the losses of two validations differ
+        Noise and time of a case follow from its number alone, so that the losses of two validations differ
         only by the network.
         """
-        # The last number keeps this noise apart from the noise that sampling begins with.
+        # The last number makes this noise another one than that with which sampling begins.
         generators = [_generator(self.config.seed, number, 1) for number in numbers]
         epsilon = self._drawn(generators, clean)
         t = self.times[torch.tensor(numbers) % len(self.times)].to(clean.device)

@@ -1,14 +1,15 @@
-"""A generated cohort with known true hazards: volumes with lesions, whose shape and place decide together.
+"""A generated cohort with known true hazards, which depend on the shape and the place of lesions in the
+volumes.
 
-Each volume has an organ with a few lesions of about the same volume. A lesion is hollow or solid, and lies
-at the organ's wall or deep inside. Its danger depends on both: a hollow lesion is the worst at the wall, as
-one with a dying core may break through a surface, and harmless deep inside, where a solid one is worse. The
-rule is made up. The log hazard follows the mean over a patient's lesions. So the number of lesions says
-next to nothing about the hazard, their mean shape and their mean place say some of it, and the rest shows
-only if each lesion is seen together with its place.
+Each volume has an organ with a few lesions of about the same size. A lesion is hollow or solid, and lies at
+the organ's wall or deep inside. Its danger depends on both: a hollow lesion is the most dangerous kind at the
+wall, and the least dangerous deep inside, where a solid lesion is worse. (The rule is made up.) The log
+hazard of a patient follows from the mean danger of the lesions. So the number of lesions says almost nothing
+about the hazard, and their mean shape and mean place say little: a model has to see each lesion together with
+its place.
 
 All intensities of a volume are shifted by a random offset, as those of different scanners are, so that the
-overall brightness of a volume carries no information either.
+overall brightness of a volume says nothing about the hazard either.
 """
 
 from __future__ import annotations
@@ -29,26 +30,28 @@ and of the volumes' offsets, and the additional brightness of lesions."""
 _ORGAN = (11.0, 11.0, 7.4)
 """The largest semi-axes of the organ, in voxels; a volume's are 0.9 to 1 of them."""
 _NUM_LESIONS = (2, 6)
-"""The range; independent of the hazard."""
+"""The smallest and the largest number of lesions; the number is independent of the hazard."""
 _APART = 5.2
-"""The distance that the middles of two lesions keep, in voxels, where there is room for it."""
+"""The smallest distance between the centres of two lesions in voxels, if there is room for it."""
 _NUM_TRIES = 40
+"""The number of places that are drawn for a lesion before it may lie too near to another one."""
 
 
 class _Kind(NamedTuple):
     """A kind of lesion."""
 
     depths: tuple[float, float]
-    """The range of the distance from the organ's middle, as a share of the way to its wall."""
+    """The range of the distance from the organ's centre: 0 at the centre and 1 at the wall."""
     radius: float
+    """In voxels."""
     hollow: float
-    """The radius of what is empty within, 0 for a solid lesion; both in voxels."""
+    """The radius of the empty space inside, in voxels; 0 for a solid lesion."""
     danger: float
 
 
 _AT_THE_WALL, _DEEP = (0.72, 0.78), (0.0, 0.45)
 _HOLLOW, _SOLID = (2.6, 1.6), (2.38, 0.0)
-"""The radii of lesions and of what is empty within, in voxels: both have the same volume."""
+"""The radii of a lesion and of the empty space inside, in voxels. Both kinds have the same volume."""
 _KINDS = (
     _Kind(_AT_THE_WALL, *_HOLLOW, danger=1.0),
     _Kind(_AT_THE_WALL, *_SOLID, danger=0.3),
@@ -57,11 +60,12 @@ _KINDS = (
 )
 _MEAN_DANGER = 0.5
 _EVENNESS = 2.0
-"""Of the kinds' shares in a patient, a Dirichlet distribution's: the larger, the more alike they are, and the
-less do means over the lesions tell."""
+"""The parameter of the Dirichlet distribution from which the shares of the four kinds are drawn for each
+patient. The larger it is, the more equal the shares are, and the less the mean shape and place say."""
 _HAZARD_PER_DANGER = 9.0
 _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
-"""In days; the first for a patient with the mean danger."""
+"""The mean time to the event of a patient with the mean danger, and the mean time until a patient is lost to
+follow-up, in days."""
 
 
 class Outcome(NamedTuple):
@@ -118,8 +122,8 @@ def _drawn(seed: int, index: int) -> _Drawn:
     # Proportional hazards: the mean time to the event falls with exp(log hazard). Censoring is independent.
     until_event = rng.exponential(_MEAN_TIME * exp(-log_hazard))
     until_lost = rng.exponential(_MEAN_FOLLOW_UP)
-    known = Outcome(min(until_event, until_lost), until_event <= until_lost, log_hazard)
-    return _Drawn(organ, kinds, middles, offset, noise, known)
+    observed = Outcome(min(until_event, until_lost), until_event <= until_lost, log_hazard)
+    return _Drawn(organ, kinds, middles, offset, noise, observed)
 
 
 _AXES = [
@@ -130,18 +134,19 @@ _AXES = [
 
 
 def _distance(unit: NDArray[np.float64], middle: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Return the distance of each voxel (24, 24, 16) from a point, by default the volume's middle, where
-    `unit` (3,) is the length that counts as 1 along each axis: below 1 is inside an ellipsoid."""
-    at = np.zeros(3) if middle is None else middle
-    squares = sum(((axis - a) / u) ** 2 for axis, a, u in zip(_AXES, at, unit, strict=True))
+    """Return the scaled distance of each voxel (24, 24, 16) from a point: below 1 inside the ellipsoid with
+    the semi-axes `unit` (3,) around the point. The point (3,) is in voxels from the volume's middle, which is
+    the default."""
+    point = np.zeros(3) if middle is None else middle
+    squares = sum(((axis - p) / u) ** 2 for axis, p, u in zip(_AXES, point, unit, strict=True))
     return np.asarray(np.sqrt(squares))
 
 
 def _middles(
     rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_Kind]
 ) -> list[NDArray[np.float64]]:
-    """Draw the middle of each lesion, in a random direction and at a depth in the range of its kind. A lesion
-    lies too near to another one if none of _NUM_TRIES draws keeps the distance.
+    """Draw the middle of each lesion, in a random direction and at a depth in the range of its kind, until it
+    is at least _APART from the other lesions, or _NUM_TRIES times.
 
     Args:
         rng: the generator.
@@ -163,12 +168,12 @@ def _middles(
 
 
 def _lesions(kinds: list[_Kind], middles: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the share of lesion in each voxel: balls with soft edges, some of them hollow."""
-    found = np.zeros(SIZE)
+    """Return which share of each voxel (24, 24, 16) is lesion: balls with soft edges, some of them hollow."""
+    shares = np.zeros(SIZE)
     for kind, middle in zip(kinds, middles, strict=True):
         distance = _distance(np.ones(3), middle)
         shell = np.clip(kind.radius + 0.5 - distance, 0, 1)
         if kind.hollow:
             shell *= np.clip(distance - kind.hollow + 0.5, 0, 1)
-        found = np.maximum(found, shell)
-    return found
+        shares = np.maximum(shares, shell)
+    return shares

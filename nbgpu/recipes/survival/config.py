@@ -12,7 +12,7 @@ from nbgpu.config.settings import control, divides_the_data, read_from, shape_of
 from nbgpu.config.training import TrainConfig
 
 Role = Literal["image", "time", "event", "patient"]
-"""What a column of the table says."""
+"""The meaning of a column of the table."""
 
 
 class SurvivalConfig(TrainConfig):
@@ -40,7 +40,8 @@ class SurvivalConfig(TrainConfig):
         only(left_out("fold"), "val_fraction", "test_fraction", "split"),
         only(left_out("replace_rate"), "spread_events"),
     )
-    # Those of MACE's guide: the others were found for a small network on generated patients.
+    # These values are from MACE's guide. The defaults of the fields are for a small network on generated
+    # patients.
     DEFAULTS_WITH: ClassVar[DefaultRules] = (
         defaults(
             none_of("data", "generated"),
@@ -138,7 +139,8 @@ class SurvivalConfig(TrainConfig):
 
     @property
     def volume_shape(self) -> tuple[int, int, int]:
-        """The value of `image_size`, or its default with generated patients. For files it is chosen first."""
+        """The value of `image_size`, or its default for generated patients. For files, `image_size` is chosen
+        before this is read."""
         first, second, third = self.image_size or (24, 24, 16)
         return first, second, third
 
@@ -181,6 +183,13 @@ class SurvivalConfig(TrainConfig):
             len(self.image_size) != 3 or not all(8 <= n <= 1024 for n in self.image_size)
         ):
             yield f"image_size={self.image_size} must be three numbers from 8 to 1024"
+        elif (
+            self.batch_size == 1 and not self.left_to_data and max(self.volume_shape) <= 16 * self.stem_stride
+        ):
+            yield (
+                f"batch_size=1 leaves one value in the last stage of volumes of {self.volume_shape}, and BatchNorm needs two. "
+                "Take batch_size=2"
+            )
         if len(self.spacing) not in (0, 1, 3) or not all(0.05 <= mm <= 100 for mm in self.spacing):
             yield f"spacing={self.spacing} must be one number or three, from 0.05 to 100 mm"
         if self.hu_min >= self.hu_max:
@@ -193,13 +202,6 @@ class SurvivalConfig(TrainConfig):
             yield f"widen_factor={self.widen_factor} leaves no channels; give 1/64 or more"
         if min(self.eval_times, default=1.0) <= 0 or list(self.eval_times) != sorted(set(self.eval_times)):
             yield f"eval_times={self.eval_times} must be above 0 and rise"
-        if self.left_to_data:
-            pass  # the size is not known yet
-        elif self.batch_size == 1 and max(self.volume_shape, default=0) <= 16 * self.stem_stride:
-            yield (
-                f"batch_size=1 leaves one value in the last stage of volumes of {self.volume_shape}, and BatchNorm needs two. "
-                "Take batch_size=2"
-            )
         if self.freeze_epochs and self.strategy == "ddp" and not self.find_unused_parameters:
             yield (
                 f"freeze_epochs={self.freeze_epochs} needs find_unused_parameters=True: DDP waits for gradients that the "

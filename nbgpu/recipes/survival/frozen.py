@@ -1,4 +1,4 @@
-"""Marks each batch with whether the encoder learns from it."""
+"""Marks the batches of the first epochs, in which the encoder is frozen."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from nbgpu.engine.workload.recipe import Batch, Loaders
 
 FROZEN = "frozen"
-"""The name under which a batch holds, for each sample, whether only the last layer learns from it."""
+"""The key of a batch's flags (N,), one for each sample: whether only the last layer is trained."""
 
 
 def freezing(loaders: Loaders, num_epochs: int) -> Loaders:
-    """Return the loaders with FROZEN in each training batch: True in the first epochs of the run, which
-    count from its first step also where training begins later."""
+    """Return the loaders with FROZEN in each training batch: True in the first `num_epochs` epochs of the
+    run. A run that resumes a checkpoint counts the epochs before it."""
     train = _Frozen(loaders, num_epochs)
     return replace(loaders, train=train, seek=train.seek)
 
 
 class _Frozen:
-    """An iterable over the batches of an epoch that counts epochs and marks those of the first ones."""
+    """An iterable over the batches of an epoch, which counts the epochs and adds FROZEN to the batches."""
 
     def __init__(self, loaders: Loaders, num_epochs: int) -> None:
         self._loaders = loaders

@@ -16,8 +16,8 @@ from scipy.integrate import trapezoid
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-_ROWS = 512
-"""Pairs are compared in blocks of this many rows, so that large cohorts fit into memory."""
+_MAX_ROWS = 512
+"""The most patients who are compared with all others at once."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,15 @@ class Steps:
     start: float
 
     def at(self, when: ArrayLike) -> Floats:
-        """Return the function's values at the given times, including a step at that very time."""
+        """Return the function's values at the given times, after a step at the same time."""
         return self._value(np.searchsorted(self.times, when, side="right"))
 
     def before(self, when: ArrayLike) -> Floats:
-        """Return the function's left limits at the given times."""
+        """Return the function's values just before the given times (its left limits)."""
         return self._value(np.searchsorted(self.times, when, side="left"))
 
     def _value(self, num_steps: NDArray[np.intp]) -> Floats:
+        """Return the function's values after so many of its steps."""
         return np.concatenate(([self.start], self.values))[num_steps]
 
 
@@ -50,8 +51,8 @@ def censoring(times: Floats, events: Flags) -> Steps:
     """Estimate the probability of still being observed at each time: the Kaplan-Meier estimate with censoring
     in place of the event.
 
-    A patient with an event at a time of censoring has the event first, and is not in the risk set for
-    censoring then.
+    Where one patient has the event and another is censored at the same time, the event comes first, and the
+    patient with the event is not in the risk set of the censoring.
     """
     when, num_events, num_at_risk = _counted(times, events)
     num_lost = -np.diff(num_at_risk, append=0) - num_events
@@ -61,8 +62,8 @@ def censoring(times: Floats, events: Flags) -> Steps:
 
 
 def baseline_hazard(scores: Floats, times: Floats, events: Flags) -> Steps:
-    """Estimate the cumulative hazard of a patient with the score 0 (Breslow 1972); that of another patient is
-    exp(score) times as high."""
+    """Estimate the cumulative hazard of a patient with the score 0 (Breslow 1972). The cumulative hazard of
+    another patient is exp(score) times as high."""
     when, num_events, _ = _counted(times, events)
     order = np.argsort(times)
     at_risk = np.cumsum(np.exp(scores[order])[::-1])[::-1]
@@ -91,8 +92,7 @@ def c_index(scores: Floats, times: Floats, events: Flags) -> float:
     before a censored patient, and two events are not comparable. NaN if there is no comparable pair.
     """
     concordant = comparable = 0.0
-    rows = np.flatnonzero(events)
-    for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+    for part in _blocks(events):
         later = _later(times, events, part)
         concordant += _in_order(scores[part], scores)[later].sum()
         comparable += np.count_nonzero(later)
@@ -105,20 +105,19 @@ def uno_c_index(
     """Compute the concordance index of the pairs whose earlier time is at most `end`, each weighted with the
     inverse square of the probability of still being observed just before that time (Uno et al. 2011).
 
-    Unlike Harrell's it does not depend on how many patients were censored. Where few are still observed,
-    single patients have most of the weight: an `end` before that keeps it steady. NaN if there is no such
-    pair within the training follow-up.
+    Unlike Harrell's index, it does not depend on how many patients were censored. Late events, when few
+    patients are still observed, have large weights, so that an earlier `end` lowers its variance. NaN if
+    there is no such pair within the training follow-up.
 
     Args:
         scores: log hazards (N,).
-        times, events: of the same patients.
+        times, events: the outcomes of these patients, (N,).
         observed: the result of `censoring` for the training patients.
         end: the latest time of the earlier event of a pair.
     """
     concordant = comparable = 0.0
     weights = _inverse(observed.before(times)) ** 2
-    rows = np.flatnonzero(events & is_known(times, observed) & (times <= end))
-    for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+    for part in _blocks(events & is_known(times, observed) & (times <= end)):
         later = _later(times, events, part)
         concordant += weights[part] @ (_in_order(scores[part], scores) * later).sum(axis=1)
         comparable += weights[part] @ later.sum(axis=1)
@@ -133,39 +132,45 @@ def c_index_interval(
 
     Args:
         scores: log hazards (N,).
-        times, events: of the same patients.
+        times, events: the outcomes of these patients, (N,).
         seed: the seed of the draws.
         num_draws: the number of bootstrap samples, each of N patients drawn with replacement.
         share: the share of the draws that the interval holds.
     """
     num = len(scores)
-    # How often each draw has each patient, (num_draws, N): all draws are counted with matrix products.
-    drawn = (
-        np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=num_draws).astype(np.float64)
-    )
+    # How often each draw contains each patient, (num_draws, N), so that the pairs of all draws are counted by
+    # matrix products.
+    draws = np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=num_draws)
+    drawn = draws.astype(np.float64)
     concordant, comparable = np.zeros(num_draws), np.zeros(num_draws)
-    rows = np.flatnonzero(events)
-    for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+    for part in _blocks(events):
         later = _later(times, events, part)
-        # A patient who is drawn twice forms pairs twice, and none with itself.
+        # A patient who is drawn twice forms all pairs twice, and no pair with itself.
         concordant += (drawn[:, part] * (drawn @ (_in_order(scores[part], scores) * later).T)).sum(axis=1)
         comparable += (drawn[:, part] * (drawn @ later.T.astype(np.float64))).sum(axis=1)
-    found = concordant[comparable > 0] / comparable[comparable > 0]
-    if not len(found):
+    indices = concordant[comparable > 0] / comparable[comparable > 0]
+    if not len(indices):
         return float("nan"), float("nan")
-    low, high = np.quantile(found, [(1 - share) / 2, (1 + share) / 2])
+    low, high = np.quantile(indices, [(1 - share) / 2, (1 + share) / 2])
     return float(low), float(high)
 
 
+def _blocks(chosen: Flags) -> list[NDArray[np.intp]]:
+    """Return the indices of the chosen patients in blocks, so that pairs with all N patients fit into memory:
+    (M,) each, with M at most _MAX_ROWS."""
+    rows = np.flatnonzero(chosen)
+    return np.split(rows, range(_MAX_ROWS, len(rows), _MAX_ROWS))
+
+
 def _later(times: Floats, events: Flags, part: NDArray[np.intp]) -> Flags:
-    """Return which patients are known to have the event after each of the patients `part`, who have it: (M,
-    N)."""
+    """Return for each of the patients `part` (M,), who have the event, which of all patients have it later or
+    are observed for longer: (M, N)."""
     return np.asarray((times > times[part, None]) | ((times == times[part, None]) & ~events))
 
 
 def is_known(when: ArrayLike, observed: Steps) -> Flags:
-    """Return at which times it is known how many training patients are still observed, which the weights of
-    AUC and Brier score need: before the last one's time."""
+    """Return which times are within the training follow-up, before the last time of a training patient. AUC
+    and Brier score are not defined later, because their weights are not."""
     return np.asarray((np.asarray(when) < observed.times[-1]) & (observed.at(when) > 0))
 
 
@@ -185,21 +190,18 @@ def auc(scores: Floats, times: Floats, events: Flags, when: Floats, observed: St
 
     Args:
         scores: log hazards (N,).
-        times, events: of the same patients.
-        when: (T,).
+        times, events: the outcomes of these patients, (N,).
+        when: the times, (T,).
         observed: the result of `censoring` for the training patients.
     """
     weights = _inverse(observed.before(times)) * events
-    found = []
-    for time, known in zip(when, is_known(when, observed), strict=True):
-        if not known:
-            found.append(np.nan)
-            continue
-        cases, controls = (times <= time) & events, times > time
+    areas = np.full(len(when), np.nan)
+    for index in np.flatnonzero(is_known(when, observed)):
+        cases, controls = (times <= when[index]) & events, times > when[index]
         in_order = weights[cases] @ _in_order(scores[cases], scores[controls])
-        total = weights[cases].sum() * np.count_nonzero(controls)
-        found.append(in_order.sum() / total if total else np.nan)
-    return np.array(found)
+        if total := weights[cases].sum() * np.count_nonzero(controls):
+            areas[index] = in_order.sum() / total
+    return areas
 
 
 def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, observed: Steps) -> Floats:
@@ -208,20 +210,21 @@ def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, obs
 
     Args:
         probabilities: the probabilities of no event, (N, T).
-        times, events: (N,).
-        when: (T,).
+        times, events: the outcomes of the patients, (N,).
+        when: the times, (T,).
         observed: the result of `censoring` for the training patients.
     """
-    had_it = (times[:, None] <= when) & events[:, None]
+    has_had_event = (times[:, None] <= when) & events[:, None]
     later = times[:, None] > when
     at_event, at_time = _inverse(observed.before(times))[:, None], _inverse(observed.at(when))
-    # A patient who was censored before a time has no term; the weights of the others make up for it.
-    errors = had_it * probabilities**2 * at_event + later * (1 - probabilities) ** 2 * at_time
+    # A patient who was censored before a time has no term; the weights of the others make up for that.
+    errors = has_had_event * probabilities**2 * at_event + later * (1 - probabilities) ** 2 * at_time
     return np.where(is_known(when, observed), errors.mean(axis=0), np.nan)
 
 
 def integrated(values: Floats, when: Floats) -> float:
-    """Return the mean over time, by the trapezoidal rule; of Brier scores this is the IBS."""
+    """Return the mean of values (T,) over the times `when` (T,), by the trapezoidal rule. The mean of Brier
+    scores is the integrated Brier score (IBS)."""
     return float(trapezoid(values, when) / (when[-1] - when[0]))
 
 
@@ -231,6 +234,6 @@ def _inverse(shares: Floats) -> Floats:
 
 
 def risk_groups(scores: Floats, thresholds: Floats) -> NDArray[np.intp]:
-    """Return each patient's risk group (N,), from 0 for the lowest risk: the number of thresholds, in
-    ascending order, below the score."""
+    """Return the risk group (N,) of each patient, from 0 for the lowest risk: the number of thresholds below
+    the score. The thresholds are in ascending order."""
     return np.searchsorted(thresholds, scores)

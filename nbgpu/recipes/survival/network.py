@@ -14,7 +14,7 @@ from nbgpu.recipes.weight_files import read_weights, require_fit
 
 
 class SurvivalNetwork(nn.Module):
-    """MONAI's 3D ResNet, followed by one linear layer on its features and the table's together.
+    """MONAI's 3D ResNet, followed by one linear layer on the features of the ResNet and of the table.
 
     Args:
         name: 'resnet18' to 'resnet152'.
@@ -32,8 +32,8 @@ class SurvivalNetwork(nn.Module):
         stem_stride: int = 1,
         pretrained: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Build MONAI's ResNet without its classification head, with the shortcuts of the pretrained weights
-        if there are some, and load these."""
+        """Build MONAI's ResNet without its classification head. With pretrained weights, its shortcuts are of
+        the type that these need, and they are loaded."""
         super().__init__()
         self.encoder: resnet.ResNet = getattr(resnet, name)(
             spatial_dims=3,
@@ -56,8 +56,8 @@ class SurvivalNetwork(nn.Module):
         # BatchNorm's running statistics must not change while the ResNet is frozen.
         self.encoder.train(self.training and not frozen)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            found = self.encoder(image)
-        scores: Tensor = self.head(torch.cat([found, features.to(found.dtype)], dim=1))
+            encoded = self.encoder(image)
+        scores: Tensor = self.head(torch.cat([encoded, features.to(encoded.dtype)], dim=1))
         return scores.flatten()
 
 
@@ -65,16 +65,18 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Load a ResNet's weights by name, from .safetensors, or from a torch.save file without executing
     anything in it.
 
-    The prefixes 'module.' and 'encoder.' of the names, and the file's own last layer, are dropped. Raises
-    DataError.
+    The prefixes 'module.' and 'encoder.' of the names are removed, and the last layer is left out.
+
+    Raises:
+        DataError: there is no such file, or it has no weights.
     """
     weights = {name.removeprefix("encoder."): value for name, value in read_weights(path).items()}
     return {name: value for name, value in weights.items() if not name.startswith(("fc.", "head."))}
 
 
 def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the type of the shortcuts of the ResNet that the weights come from: MedicalNet has several
-    types."""
+    """Return arguments of MONAI's ResNet that make shortcuts of the type that the weights have: MedicalNet's
+    networks have different ones."""
     return {
         "shortcut_type": "B" if any(".downsample." in name for name in weights) else "A",
         "bias_downsample": any(name.endswith(".downsample.0.bias") for name in weights),
@@ -83,11 +85,11 @@ def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load the ResNet's weights; DataError lists names and shapes that do not fit."""
-    # Files from old versions of torch lack these counters, which only a momentum of None needs.
-    own = {
+    # Files from old versions of torch lack BatchNorm's counters, which it needs only with momentum=None.
+    expected = {
         name: value
         for name, value in encoder.state_dict().items()
         if name in weights or not name.endswith("num_batches_tracked")
     }
-    require_fit(weights, own, "pretrained", "See resnet, widen_factor and the file's own network")
+    require_fit(weights, expected, "pretrained", "See resnet, widen_factor and the file's own network")
     encoder.load_state_dict(dict(weights), strict=False)

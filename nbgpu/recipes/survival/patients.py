@@ -29,11 +29,11 @@ class Scale:
 
     @classmethod
     def of_nothing(cls) -> Self:
-        """Return the scale where there are no features."""
+        """Return the scale of patients without features."""
         return cls(*np.empty((2, 0)))
 
     def standardised(self, values: Floats) -> Floats:
-        """Return features (N, F) in units of these standard deviations from these means."""
+        """Return features (N, F) as distances from the means in standard deviations."""
         return np.asarray((values - self.means) / self.deviations)
 
 
@@ -42,16 +42,16 @@ class Patients:
     """The patients of a run. Arrays have one value for each patient, the training patients first."""
 
     items: tuple[Item, ...]
-    """Each item has its `number` in the arrays, its `order` in time (equal times have the same), its `event`
-    and its `features`."""
+    """Each item has the patient's `number`, the index in the arrays; the `order` in time, where equal times
+    have the same number; the `event`; and the standardised `features`."""
     num_training: int
     num_validation: int
     times: Floats
     events: Flags
     true_log_hazards: Floats | None
-    """Known for generated patients only."""
+    """None where the data are not generated."""
     scale: Scale
-    """How features were standardised."""
+    """The scale with which features were standardised."""
 
     @property
     def training(self) -> list[Item]:
@@ -65,13 +65,13 @@ class Patients:
         return Parts(self.training, list(self.items[self.num_training : end]), list(self.items[end:]))
 
 
-def patients_of(config: SurvivalConfig) -> Patients:
+def load_patients(config: SurvivalConfig) -> Patients:
     """Return the patients of a run, the same on every rank: generated, or read from the CSV file `data` and
     divided by its column `fold` or at random, with features standardised by those of the training patients.
 
     Raises:
-        DataError: the table, the division, the features or the patients have problems. It lists all of the
-            first of these that has any, one per line.
+        DataError: the table, the division, the features or the patients have problems. It lists all problems
+            of the first of these that has any, one per line.
     """
     if config.data == "generated":
         return _generated(config)
@@ -85,8 +85,9 @@ def patients_of(config: SurvivalConfig) -> Patients:
     )
     listed: list[Item] = [{"name": str(row.image), "row": row} for row in table_rows]
     if config.fold:
-        own = {part: [item for item in listed if item["row"].part == part] for part in get_args(Part)}
-        parts = Parts(**own)
+        parts = Parts(
+            **{part: [item for item in listed if item["row"].part == part] for part in get_args(Part)}
+        )
     else:
         parts = split(listed, config, lambda item: item["row"].patient)
     rows = [item["row"] for item in parts.everything]
@@ -94,7 +95,7 @@ def patients_of(config: SurvivalConfig) -> Patients:
     scale = _scale(values[: len(parts.training)], config)
     times = np.array([row.time for row in rows])
     events = np.array([row.event for row in rows])
-    # `_build_patients` adds the outcome and the features to the path that the loaders read.
+    # `_build_patients` adds the outcomes and the features to these items.
     sources: list[Item] = [{"name": str(row.image), "image": row.image} for row in rows]
     return _build_patients(config, sources, scale.standardised(values), parts, times, events, scale)
 
@@ -104,22 +105,27 @@ def _generated(config: SurvivalConfig) -> Patients:
     known."""
     parts = split([{"name": f"patient {i}", "generated": i} for i in range(config.num_patients)], config)
     sources = parts.everything
-    known = np.array(_outcomes(config.split_seed, config.num_patients))[
-        [item["generated"] for item in sources]
-    ]
-    none = np.empty((len(sources), 0))
-    times, events, log_hazards = known[:, 0], known[:, 1] > 0, known[:, 2]
-    return _build_patients(config, sources, none, parts, times, events, Scale.of_nothing(), log_hazards)
+    outcomes = np.array(_outcomes(config.split_seed, config.num_patients))
+    times, events, log_hazards = outcomes[[item["generated"] for item in sources]].T
+    features = np.empty((len(sources), 0))
+    return _build_patients(
+        config, sources, features, parts, times, events > 0, Scale.of_nothing(), log_hazards
+    )
 
 
 @lru_cache(maxsize=4)
 def _outcomes(seed: int, num_patients: int) -> list[Outcome]:
-    """Return the outcomes of all patients of a generated cohort."""
+    """Return the outcomes of all patients of a generated cohort. The last ones are cached, because drawing
+    them takes long."""
     return [outcome(seed, index) for index in range(num_patients)]
 
 
 def _scale(training: Floats, config: SurvivalConfig) -> Scale:
-    """Return how features are standardised, by those of the training patients (N, F)."""
+    """Return the scale with which features are standardised, from those of the training patients (N, F).
+
+    Raises:
+        DataError: a feature is the same in all rows.
+    """
     if not len(training):
         return Scale(np.zeros(len(config.features)), np.ones(len(config.features)))
     means, deviations = training.mean(axis=0), training.std(axis=0)
@@ -151,7 +157,7 @@ def _build_patients(
         features: standardised features (N, F).
         parts: the division.
         times, events: the outcomes (N,).
-        scale: how the features were standardised.
+        scale: the scale with which the features were standardised.
         log_hazards: the true log hazards (N,) of generated patients.
 
     Raises:
@@ -163,14 +169,14 @@ def _build_patients(
     end = num_training + num_validation
     if num_training < 2:
         problems.append(f"{config.data}: has {num_training} patient(s) to train on; two are needed")
-    for part, own in (
+    for part, events_of_part in (
         ("trained on", events[:num_training]),
         ("for validation", events[num_training:end]),
         ("for the test", events[end:]),
     ):
-        if len(own) and not own.any():
+        if len(events_of_part) and not events_of_part.any():
             problems.append(
-                f"{config.data}: none of the {len(own)} patients that are {part} has the event. Take another split_seed or "
+                f"{config.data}: none of the {len(events_of_part)} patients that are {part} has the event. Take another split_seed or "
                 "val_fraction, or more patients"
             )
     last = times[:num_training].max(initial=0.0)

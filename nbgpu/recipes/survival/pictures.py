@@ -18,35 +18,38 @@ _DPI = 100
 
 
 def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: int) -> str:
-    """Draw the Kaplan-Meier curve of each risk group, the lowest risk first, with a tick at each censored
-    time."""
+    """Draw the Kaplan-Meier curve of each risk group, with a tick at each censored time.
+
+    Args:
+        times, events: the outcomes of the patients, (N,).
+        groups: their risk groups (N,), from 0 for the lowest risk.
+        num_groups: the number of risk groups.
+
+    Returns:
+        A PNG as a data URI.
+    """
     figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot(
         xlabel="time, in the unit of the data", ylabel="share with no event", ylim=(0, 1.02)
     )
     axes.patch.set_alpha(0)
     for group in range(num_groups):
-        own = groups == group
-        if not own.any():
+        members = groups == group
+        if not members.any():
             continue
-        curve = kaplan_meier(times[own], events[own])
+        curve = kaplan_meier(times[members], events[members])
         colour = rank_color(group)
-        label = f"{_called(group, num_groups)}: {own.sum()} patients, {events[own].sum()} events"
+        name = {0: "lowest risk", num_groups - 1: "highest risk"}.get(group, f"risk group {group + 1}")
+        label = f"{name}: {members.sum()} patients, {events[members].sum()} events"
         axes.step([0, *curve.times], [1, *curve.values], where="post", color=colour, label=label)
-        ended = times[own & ~events]
-        axes.plot(ended, curve.at(ended), "|", color=colour, markersize=5)
+        censored = times[members & ~events]
+        axes.plot(censored, curve.at(censored), "|", color=colour, markersize=5)
     figure.legend(loc="outside upper center", fontsize=8)
     return side_by_side.figure_uri(figure)
 
 
-def _called(group: int, num_groups: int) -> str:
-    if group == 0:
-        return "lowest risk"
-    return "highest risk" if group == num_groups - 1 else f"risk group {group + 1}"
-
-
 def slices(images: Sequence[Tensor]) -> str:
-    """Draw the maximum intensity projection of each volume (1, D, H, W), 0 to 1, along its last axis, side by
-    side."""
+    """Draw the maximum intensity projections of volumes (1, D, H, W), from 0 to 1, along their last axis,
+    side by side. Return a PNG as a data URI."""
     brightest = [image[0].amax(dim=-1).T.numpy() for image in images]
     return side_by_side.figure_uri(row(brightest, Colours("intensity, scaled", 0, 1)))

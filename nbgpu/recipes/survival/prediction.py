@@ -1,5 +1,5 @@
-"""Risks of new patients from their scores: their place among the training patients, and when the event is to
-be expected."""
+"""Risks of new patients from their scores: their percentile among the training patients, and probabilities of
+survival."""
 
 from __future__ import annotations
 
@@ -47,23 +47,18 @@ def new_patients(config: SurvivalConfig, scale: Scale, data: str) -> tuple[list[
 
 
 def _generated(num_known: int, seed: int) -> list[Item]:
-    """Return generated patients that a run with `num_known` of them has not seen."""
-    numbers = range(num_known, num_known + _NUM_GENERATED)
-    outcomes = {number: cohort.outcome(seed, number) for number in numbers}
-    return [
-        {
-            "name": f"patient {number}",
-            "generated": number,
-            "features": (),
-            **_outcome(float(one.time), bool(one.event)),
-        }
-        for number, one in outcomes.items()
-    ]
+    """Return generated patients that a run with `num_known` generated patients has not seen."""
+    items: list[Item] = []
+    for number in range(num_known, num_known + _NUM_GENERATED):
+        time, event, _ = cohort.outcome(seed, number)
+        item = {"name": f"patient {number}", "generated": number, "features": ()}
+        items.append({**item, **_outcome(float(time), bool(event))})
+    return items
 
 
 def _outcome(time: float | None, event: bool | None) -> dict[str, Any]:
-    """Return the parts of an Item that the recipe's transform requires, with placeholders for `number` and
-    `order`, and the `outcome` (time, event) if it is known."""
+    """Return the fields of a new patient's Item that `Prepare` needs, where `number` and `order` are
+    placeholders, and the `outcome` (time, event); None if it is not known."""
     return {
         "number": -1,
         "order": 0,
@@ -89,19 +84,19 @@ def risks(
 
     Args:
         rows: the new patients, each with its `log_hazard`.
-        scores, times, events: of the training patients.
-        when: the times T.
+        scores, times, events: those of the training patients, (N,) each.
+        when: the times T in the unit of the data, (T,).
         num_groups: the number of risk groups.
     """
     thresholds = np.quantile(scores, np.arange(1, num_groups) / num_groups)
-    own = np.array([row.values["log_hazard"] for row in rows])
+    new_scores = np.array([row.values["log_hazard"] for row in rows])
     # Subtracting a constant changes no probability, and keeps the exponentials small.
     constant = scores.mean()
     baseline = metrics.baseline_hazard(scores - constant, times, events)
-    probabilities = metrics.survival(own - constant, baseline, when)
-    medians = _medians(own - constant, baseline)
-    percentiles = np.searchsorted(np.sort(scores), own) / len(scores) * 100
-    groups = metrics.risk_groups(own, thresholds) + 1
+    probabilities = metrics.survival(new_scores - constant, baseline, when)
+    medians = _medians(new_scores - constant, baseline)
+    percentiles = np.searchsorted(np.sort(scores), new_scores) / len(scores) * 100
+    groups = metrics.risk_groups(new_scores, thresholds) + 1
     return {
         row.name: {
             "risk_percentile": round(float(percentiles[index]), 1),
@@ -120,23 +115,20 @@ def _medians(scores: Floats, baseline: Steps) -> list[float | None]:
     """Return for each patient the first time at which the probability of no event is at most one half; None
     if it stays above up to the last time of the baseline hazard."""
     # exp(-exp(score) * H0(t)) is one half where the cumulative baseline hazard H0 is log(2) / exp(score).
-    needed = np.log(2) / np.exp(scores)
-    first = np.searchsorted(baseline.values, needed)
+    first = np.searchsorted(baseline.values, np.log(2) / np.exp(scores))
     return [float(f"{baseline.times[index]:.6g}") if index < len(baseline.times) else None for index in first]
 
 
 def concordance_in_words(rows: Sequence[Row]) -> list[str]:
-    """Return the C-index of new patients whose outcomes the table has, in a sentence."""
-    known = [row for row in rows if row.aside.get("outcome")]
-    if len(known) < 2:
-        return []
-    scores = np.array([row.values["log_hazard"] for row in known])
-    times, events = (
-        np.array(column) for column in zip(*(row.aside["outcome"] for row in known), strict=True)
-    )
-    found = metrics.c_index(scores, times.astype(np.float64), events.astype(bool))
-    if np.isnan(found):
+    """Return one sentence with the C-index of the new patients with known outcomes; an empty list if no two
+    of them can be compared."""
+    observed = [row for row in rows if row.aside.get("outcome")]
+    scores = np.array([row.values["log_hazard"] for row in observed])
+    times = np.array([row.aside["outcome"][0] for row in observed], np.float64)
+    events = np.array([row.aside["outcome"][1] for row in observed], bool)
+    c_index = metrics.c_index(scores, times, events)
+    if np.isnan(c_index):
         return []
     return [
-        f"Of {len(known)} patients with known outcomes, {int(events.sum())} of them with the event, the C-index is {found:.3f}"
+        f"Of {len(observed)} patients with known outcomes, {events.sum()} of them with the event, the C-index is {c_index:.3f}"
     ]

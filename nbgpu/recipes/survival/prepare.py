@@ -1,8 +1,9 @@
-"""The transform from a patient's file to the tensors that the network is trained on, if asked for by way of
-one voxel size."""
+"""The transform from a patient's file to the tensors that the network is trained on; with the setting
+`spacing`, volumes are first resampled to one voxel size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from monai.transforms import Resize, ResizeWithPadOrCrop, ScaleIntensityRange, Transform
 from monai.utils import convert_to_tensor
 from nibabel.affines import voxel_sizes
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
@@ -23,7 +23,7 @@ from nbgpu.recipes.survival import cohort
 from nbgpu.recipes.survival.config import SurvivalConfig
 
 _MAX_READ = 200
-"""The number of headers that are read to say how large volumes are."""
+"""The most headers of files that are read to say how large the volumes are."""
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Prepare(Transform):
     seed: int
     """The family of generated patients."""
     spacing_mm: tuple[float, ...] = ()
-    """The voxel size along each axis; empty for volumes that are resized whatever theirs is."""
+    """The voxel size along each axis to which volumes are resampled; empty for no resampling."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         """Load or generate a volume, map its Hounsfield units to 0..1, and resample it to `size`.
@@ -54,8 +54,7 @@ class Prepare(Transform):
         image = (
             cohort.image(self.seed, item["generated"]) if "generated" in item else load_volume(item["image"])
         )
-        num_bad = int((~image.isfinite()).sum())
-        if num_bad:
+        if num_bad := int((~image.isfinite()).sum()):
             raise DataError(f"{item['name']}: {num_bad} of {image.numel()} voxels are NaN or infinite")
         # Built for each call, because these transforms are stateful and volumes are decoded in several
         # threads.
@@ -96,28 +95,26 @@ def at_voxel_size(image: Tensor, path: Path, spacing_mm: Sequence[float], size: 
         spacing_mm: the new size in mm along each axis.
         size: the number of voxels of the result along each axis.
     """
-    found, _ = resampled(image, affine_of(path), spacing_mm)
-    middle = ResizeWithPadOrCrop(tuple(size), mode="constant", value=0)(found)
-    made: Tensor = convert_to_tensor(middle, track_meta=False)
-    return made
+    at_spacing, _ = resampled(image, affine_of(path), spacing_mm)
+    middle = ResizeWithPadOrCrop(tuple(size), mode="constant", value=0)(at_spacing)
+    plain: Tensor = convert_to_tensor(middle, track_meta=False)
+    return plain
 
 
 def cut_in_words(items: Sequence[Item], config: SurvivalConfig) -> str:
-    """Return a sentence about the share of the files that lose voxels beyond the middle, from the headers of
-    at most `_MAX_READ` of them."""
-    looked_at = items[:: -(-len(items) // _MAX_READ)]
+    """Return a sentence on how many volumes are larger than the middle that is cut out of them, from the
+    headers of at most `_MAX_READ` files."""
+    looked_at = items[:: math.ceil(len(items) / _MAX_READ)]
     kept_mm = np.multiply(config.volume_shape, config.spacing_mm)
-    own_mm = np.array([_extent_mm(item["image"]) for item in looked_at])
-    # A voxel more or less is a matter of rounding.
-    num_cut = int((own_mm > kept_mm + config.spacing_mm).any(axis=1).sum())
-    words = f"voxels of {shape_in_words(config.spacing_mm)} mm: the middle {shape_in_words(kept_mm)} mm of each volume"
-    if not num_cut:
-        return f"{words}, and none of the {len(looked_at)} that were looked at is larger"
-    return (
-        f"{words}. {num_cut} of the {len(looked_at)} that were looked at lose their edges: they are up to "
-        f"{shape_in_words(own_mm.max(axis=0).round())} mm"
+    extents_mm = np.array(
+        [np.multiply(shape_of(item["image"]), voxel_sizes(affine_of(item["image"]))) for item in looked_at]
     )
-
-
-def _extent_mm(path: Path) -> NDArray[np.float64]:
-    return np.asarray(np.multiply(shape_of(path), voxel_sizes(affine_of(path))), np.float64)
+    # A difference of one voxel may be due to rounding.
+    num_cut = int((extents_mm > kept_mm + config.spacing_mm).any(axis=1).sum())
+    sentence = f"voxels of {shape_in_words(config.spacing_mm)} mm: the middle {shape_in_words(kept_mm)} mm of each volume"
+    if not num_cut:
+        return f"{sentence}, and none of the {len(looked_at)} that were looked at is larger"
+    return (
+        f"{sentence}. {num_cut} of the {len(looked_at)} that were looked at lose their edges: they are up to "
+        f"{shape_in_words(extents_mm.max(axis=0).round())} mm"
+    )

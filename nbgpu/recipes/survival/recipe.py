@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,27 @@ from nbgpu.recipes.survival.baselines import (
 from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
-from nbgpu.recipes.survival.image_sizes import sizes_for
+from nbgpu.recipes.survival.image_sizes import propose_sizes
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
-from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
+from nbgpu.recipes.survival.patients import Patients, Scale, load_patients
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
 from nbgpu.recipes.survival.prepare import Prepare, cut_in_words
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_FITTED, _MAX_REFERENCES = 1000, 500
-"""The largest numbers of training patients whose volumes are read again: for the result, to fit the
-baselines, risk groups and baseline hazard, and with new patients, to compare them with."""
+"""The largest numbers of training patients whose volumes are read again: for the result, where baselines,
+risk groups and baseline hazard are fitted to them, and for a prediction, where new patients are compared with
+them."""
 _FAR = 3.0
-"""The largest distance from the mean that a feature computed by hand counts with, in standard deviations."""
+"""Radiomic features are clipped to so many standard deviations from the mean."""
 _NUM_PICTURES = 6
-_DENSE = [NAMES.index("dense voxels")]
 _MOST_WEIGHTS_FOR_A_PATIENT = 100_000
+"""With more weights for each training patient a warning says that the network may overfit."""
 _DENSE_HU = 200
-"""A lesion or a calcification is denser than its surroundings by about so many Hounsfield units."""
+"""A voxel is dense, as those of a lesion or a calcification, if it is so many Hounsfield units above the
+median of its volume."""
 _NUM_TIMES = 25
 """The number of times, between the first and the last evaluation time, for the integrated Brier score."""
 
@@ -64,8 +67,8 @@ _NUM_TIMES = 25
 class Survival:
     """Trains a SurvivalNetwork with Cox's partial likelihood over the samples of all ranks.
 
-    The data (`config.data`) are a generated cohort, or a CSV file with a volume, a time and an event for each
-    patient (`read_table`). Held out are whole patients.
+    The data (`config.data`) are a generated cohort, or a CSV file with a volume, a time and an event in each
+    row (`read_table`). All rows of a patient are in the same part of the data.
     """
 
     def __init__(self, config: SurvivalConfig) -> None:
@@ -73,7 +76,8 @@ class Survival:
 
     @cached_property
     def _patients(self) -> Patients:
-        return patients_of(self.config)
+        """The patients of the run; DataError has a line for each bad row or file of the table."""
+        return load_patients(self.config)
 
     # ---- data ----
 
@@ -97,22 +101,22 @@ class Survival:
             rank=rank,
             world_size=world_size,
             device=device,
-            is_rare=_has_event if spreads else None,
+            is_rare=itemgetter("event") if spreads else None,
         )
         loaders = loader.loaders(held_out)
+        summary, warnings = list(loaders.summary), list(loaders.warnings)
         if loader.num_rare_samples is not None:
-            words = _describe_events(loader.num_rare_samples, loader.num_micro_batches)
-            loaders = replace(loaders, summary=(*loaders.summary, words))
+            summary.append(_describe_events(loader.num_rare_samples, loader.num_micro_batches))
         if config.spacing and rank == 0:
-            words = cut_in_words(self._patients.items, config)
-            loaders = replace(loaders, summary=(*loaders.summary, words))
+            summary.append(cut_in_words(self._patients.items, config))
         if rank == 0 and (warning := self._too_many_weights()):
-            loaders = replace(loaders, warnings=(*loaders.warnings, warning))
+            warnings.append(warning)
+        loaders = replace(loaders, summary=tuple(summary), warnings=tuple(warnings))
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
 
     def _too_many_weights(self) -> str:
-        """Return a warning if the network is so large that it can learn its training patients by heart; else
-        an empty string."""
+        """Return a warning if the network has so many weights that it may memorize the training patients;
+        else an empty string."""
         if self.config.pretrained or self.config.data == "generated":
             return ""
         with torch.device("meta"):
@@ -128,7 +132,8 @@ class Survival:
     def inspect(self) -> None:
         """Read all volumes.
 
-        DataError has a line for each bad row, or if there are none, for each bad volume.
+        Raises:
+            DataError: a line for each bad row, or, if there are none, for each bad volume.
         """
         inspection.require(self.config, self._patients.items, self._steps())
 
@@ -139,7 +144,7 @@ class Survival:
     def proposals(self, on_gpu: bool) -> list[Proposal]:
         """Propose sizes to which the volumes are resized, in the proportions of the median volume, the
         largest first. A DataError has a line for each bad row or file."""
-        return sizes_for([item["image"] for item in self._patients.items], self.config.spacing_mm, on_gpu)
+        return propose_sizes([item["image"] for item in self._patients.items], self.config.spacing_mm, on_gpu)
 
     def _steps(self) -> Compose:
         """Return the transform that decodes a patient's Item."""
@@ -149,7 +154,11 @@ class Survival:
         )
 
     def _decoded(self, items: Sequence[Item]) -> Iterator[dict[str, Tensor]]:
-        """Yield batches of the patients, in order."""
+        """Yield the patients in batches of the form of `example`, in order.
+
+        Raises:
+            DataError: a line for each bad volume, after all volumes were read.
+        """
         decode = Decode(self._steps())
         size = self.config.batch_size
         for first in range(0, len(items), size):
@@ -202,14 +211,13 @@ class Survival:
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss`, the negative log partial likelihood per event of the samples of all ranks, and
-        `events`, their number.
-
-        Without events the loss is 0 and nothing is learned.
+        `events`, the number of events among them; both are scalars. Without events the loss and its
+        gradients are 0.
         """
         is_frozen = FROZEN in batch and bool(batch[FROZEN].all())
         scores = at_least_float32(model(batch["image"], batch["features"], is_frozen))
         samples = scores, batch["order"], batch["event"]
-        # A model that is not distributed runs on one rank alone, in a test.
+        # A model that is not wrapped runs on one rank alone, as in a test.
         if isinstance(model, DistributedDataParallel | FSDPModule):
             samples = gathered(*samples)
         return {"loss": cox_loss(*samples, self.config.ties), "events": samples[2].double().sum()}
@@ -226,7 +234,8 @@ class Survival:
         # The bootstrap draws patients by their position in the arrays, so that they are sorted: the order in
         # which the ranks return them may differ from run to run.
         in_order = numbers.argsort()
-        scores, times, events = self._of(np.array(values["score"])[in_order], numbers[in_order])
+        scores = np.array(values["score"])[in_order]
+        times, events = self._outcomes(numbers[in_order])
         loss = cox_loss(
             torch.as_tensor(scores), torch.as_tensor(times), torch.as_tensor(events), self.config.ties
         )
@@ -238,46 +247,39 @@ class Survival:
         ends = {f"c_index{LOW}": low, f"c_index{HIGH}": high}
         return {"loss": float(loss), "c_index": concordance, **ends}
 
-    def _of(self, scores: Floats, numbers: NDArray[np.intp]) -> tuple[Floats, Floats, Flags]:
-        """Return (scores, times, events) of patients by their numbers."""
-        return scores, self._patients.times[numbers], self._patients.events[numbers]
+    def _outcomes(self, numbers: NDArray[np.intp]) -> tuple[Floats, Flags]:
+        """Return (times, events) of the patients with these numbers, (N,) each."""
+        return self._patients.times[numbers], self._patients.events[numbers]
 
     # ---- result ----
 
     def samples_of_result(self) -> Sequence[Item]:
-        """Return some training patients, to whom the baselines are fitted, and the patients that the result
-        reports on."""
+        """Return the training patients to whom baselines are fitted, followed by the held-out patients that
+        the result is about."""
         patients = self._patients
         if not (reported := patients.parts.reported):
             return []
-        fitted_on = (patients.items[number] for number in self._fitted_on())
+        fitted_on = (patients.items[number] for number in self._fitted_numbers())
         return [*fitted_on, *reported[: self.config.num_evaluated(len(reported))]]
 
-    def _fitted_on(self, most: int = _MAX_FITTED) -> list[int]:
-        """Return the numbers of at most `most` training patients, drawn at random but the same in every
-        call."""
+    def _fitted_numbers(self, most: int = _MAX_FITTED) -> list[int]:
+        """Return the numbers of at most `most` training patients, drawn at random with the seed of the split,
+        so that every call draws the same."""
         shuffled = np.random.RandomState(self.config.split_seed).permutation(self._patients.num_training)
         return [int(number) for number in shuffled[: self.config.num_evaluated(most)]]
 
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[Item]
     ) -> list[dict[str, float]]:
-        """Return for each patient `number`, `score`, the log hazard, and the features of `radiomics`, for
-        which voxels that are more than _DENSE_HU above the median are dense."""
-        dtype = next(model.parameters()).dtype
+        """Return for each patient the `number`, the log hazard as `score`, and the features of `radiomics` by
+        NAMES."""
         dense = _DENSE_HU / (self.config.hu_max - self.config.hu_min)
         rows = []
         for batch in self._decoded(samples):
-            on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
-            columns = {
-                "number": batch["number"],
-                "score": _scores(model, on_device).double().cpu(),
-            }
-            by_hand = [radiomics(image, dense).tolist() for image in batch["image"][:, 0].numpy()]
-            rows += [
-                dict(zip((*columns, *NAMES), (*row, *features), strict=True))
-                for *row, features in zip(*(c.tolist() for c in columns.values()), by_hand, strict=True)
-            ]
+            numbers, scores = batch["number"].tolist(), _log_hazards(model, device, batch).tolist()
+            for number, score, image in zip(numbers, scores, batch["image"][:, 0].numpy(), strict=True):
+                features = zip(NAMES, radiomics(image, dense).tolist(), strict=True)
+                rows.append({"number": number, "score": score, **dict(features)})
         return rows
 
     def result(
@@ -297,36 +299,36 @@ class Survival:
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         if evaluated is None:
             evaluated = self.evaluate(model, device, self.samples_of_result())
-        num_fitted = len(self._fitted_on())
-        training, held_out = _Known(self, evaluated[:num_fitted]), _Known(self, evaluated[num_fitted:])
-        predictions = {
-            self.config.resnet: (training.scores, held_out.scores),
-            "mean intensity": self._linear(training.radiomics[:, :1], held_out.radiomics[:, :1], training),
-            f"voxels {_DENSE_HU} HU above the median": self._linear(
-                training.radiomics[:, _DENSE], held_out.radiomics[:, _DENSE], training
-            ),
-            **self._score_radiomics(training, held_out),
-        }
+        num_fitted = len(self._fitted_numbers())
+        training = _Evaluated(self, evaluated[:num_fitted])
+        held_out = _Evaluated(self, evaluated[num_fitted:])
+        # The scores of each method for (training, held-out) patients.
+        predictions = {self.config.resnet: (training.scores, held_out.scores)}
+        titles = {"dense voxels": f"voxels {_DENSE_HU} HU above the median"}
+        for name in ("mean intensity", "dense voxels"):
+            column = [NAMES.index(name)]
+            scores = self._linear(training.radiomics[:, column], held_out.radiomics[:, column], training)
+            predictions[titles.get(name, name)] = scores
+        predictions |= self._score_radiomics(training, held_out)
         if self.config.features:
             predictions["features alone"] = self._linear(training.features, held_out.features, training)
         if (true := patients.true_log_hazards) is not None:
             predictions["true hazard"] = (true[training.numbers], true[held_out.numbers])
         predictions["no prediction"] = (np.zeros(len(training.numbers)), np.zeros(len(held_out.numbers)))
         when = self._eval_times()
-        own = slice(patients.num_training)
-        observed = metrics.censoring(patients.times[own], patients.events[own])
+        observed = metrics.censoring(*self._training_outcomes())
         table = {
-            name: _worth(*scores, training, held_out, when, observed, self.config.split_seed)
+            name: _metrics_row(*scores, training, held_out, when, observed, self.config.split_seed)
             for name, scores in predictions.items()
         }
-        found = table[self.config.resnet]["c_index"]
+        # The note compares the network with the truth, or with the best baseline if that is not known.
+        c_index, low, high = (table[self.config.resnet][name] for name in ("c_index", "c_low", "c_high"))
         others = {name: row["c_index"] for name, row in table.items() if name != self.config.resnet}
         best = "true hazard" if "true hazard" in others else max(others, key=others.__getitem__)
-        low, high = (table[self.config.resnet][end] for end in ("c_low", "c_high"))
         num_events = int(patients.events[held_out.numbers].sum())
         few = verdict.too_few(num_events, "events")
         note = (
-            f"On {len(held_out.numbers)} held-out patients with {num_events} events the C-index is {found:.3f} (95 % "
+            f"On {len(held_out.numbers)} held-out patients with {num_events} events the C-index is {c_index:.3f} (95 % "
             f"interval {low:.3f} to {high:.3f}), and that of '{best}' {others[best]:.3f}. {few + '. ' if few else ''}Hazards, groups and baselines were fitted on "
             f"{len(training.numbers)} training patients."
             + _explain_unknown(when, observed)
@@ -339,34 +341,47 @@ class Survival:
         training patients' event times."""
         if self.config.eval_times:
             return np.array(self.config.eval_times)
-        patients = self._patients
-        own = slice(patients.num_training)
-        return np.asarray(np.quantile(patients.times[own][patients.events[own]], [0.25, 0.5, 0.75]))
+        times, events = self._training_outcomes()
+        return np.asarray(np.quantile(times[events], [0.25, 0.5, 0.75]))
 
-    def _linear(
-        self, training: NDArray[np.float64], held_out: NDArray[np.float64], known: _Known
-    ) -> tuple[Floats, Floats]:
-        """Return the scores of Cox's model with these covariates (N, F), of (training, held-out) patients."""
-        mean, deviation = training.mean(axis=0), np.maximum(training.std(axis=0), 1e-12)
-        training, held_out = (training - mean) / deviation, (held_out - mean) / deviation
-        weights = fitted(training, known.times, known.events, self.config.ties)
-        return training @ weights, held_out @ weights
+    def _training_outcomes(self) -> tuple[Floats, Flags]:
+        """Return (times, events) of all training patients, (N,) each."""
+        return self._outcomes(np.arange(self._patients.num_training))
 
-    def _score_radiomics(self, training: _Known, held_out: _Known) -> dict[str, tuple[Floats, Floats]]:
-        """Return the scores of Cox's models with all features that are computed by hand, and with their
-        products too."""
-        mean, deviation = training.radiomics.mean(axis=0), np.maximum(training.radiomics.std(axis=0), 1e-12)
+    def _linear(self, fitted_on: Floats, held_out: Floats, training: _Evaluated) -> tuple[Floats, Floats]:
+        """Fit Cox's linear model to covariates of the training patients, and return its scores.
+
+        Args:
+            fitted_on: the covariates of the training patients, (N, F).
+            held_out: those of the held-out patients, (M, F).
+            training: the training patients, with their outcomes.
+
+        Returns:
+            The scores of the training patients (N,) and of the held-out patients (M,).
+        """
+        fitted_on, held_out = _standardised(fitted_on, held_out)
+        weights = fitted(fitted_on, training.times, training.events, self.config.ties)
+        return fitted_on @ weights, held_out @ weights
+
+    def _score_radiomics(
+        self, training: _Evaluated, held_out: _Evaluated
+    ) -> dict[str, tuple[Floats, Floats]]:
+        """Return, by name, the scores (training, held-out) of Cox's model with all radiomic features, and
+        with these features and their products."""
         # A patient far outside the others would get a score whose exponential overflows.
-        both = [np.clip((of.radiomics - mean) / deviation, -_FAR, _FAR) for of in (training, held_out)]
-        times, events, ties = training.times, training.events, self.config.ties
-        found = {}
-        for name, covariates in {
-            f"{len(NAMES)} radiomic features": both,
-            "these and their products": [with_products(features) for features in both],
+        features = [
+            np.clip(part, -_FAR, _FAR) for part in _standardised(training.radiomics, held_out.radiomics)
+        ]
+        scores = {}
+        for name, (fitted_on, others) in {
+            f"{len(NAMES)} radiomic features": features,
+            "these and their products": [with_products(part) for part in features],
         }.items():
-            weights = fitted_with_chosen_penalty(covariates[0], times, events, ties, self.config.split_seed)
-            found[name] = (covariates[0] @ weights, covariates[1] @ weights)
-        return found
+            weights = fitted_with_chosen_penalty(
+                fitted_on, training.times, training.events, self.config.ties, self.config.split_seed
+            )
+            scores[name] = (fitted_on @ weights, others @ weights)
+        return scores
 
     # ---- new data ----
 
@@ -392,41 +407,48 @@ class Survival:
         gone, so that a model can be used elsewhere."""
         if self._explain_no_training_patients():
             return []
-        return [self._patients.items[number] for number in self._fitted_on(_MAX_REFERENCES)]
+        return [self._patients.items[number] for number in self._fitted_numbers(_MAX_REFERENCES)]
 
     def _explain_no_training_patients(self) -> str:
-        """Return why the training patients cannot be read, for a model that is used without its data; empty
-        if they can."""
+        """Return why the training patients cannot be read, as on a machine without the training data; empty
+        if they can be."""
         try:
-            return "" if self._patients else "there are none"
+            self._training_outcomes()
         except DataError as error:
             return str(error)
+        return ""
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Return a patient's `log_hazard`."""
         (batch,) = self._decoded([sample])
-        dtype = next(model.parameters()).dtype
-        on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
-        score = float(_scores(model, on_device)[0].double())
         return Predicted(
-            {"log_hazard": round(score, 6)},
+            {"log_hazard": round(float(_log_hazards(model, device, batch)[0]), 6)},
             aside={"number": sample["number"], "outcome": sample.get("outcome")},
         )
 
     def conclude(
         self, rows: Sequence[Row], references: Sequence[Row], job: Job
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Return the columns of each patient that compare with the training patients, such as the risk
-        percentile and the probabilities of survival, and sentences about the fit and the C-index of patients
-        with known outcomes."""
-        if why := self._explain_no_training_patients():
+        """Compare the new patients with the training patients.
+
+        Args:
+            rows: the predictions for the new patients.
+            references: the predictions for `reference_samples`.
+            job: unused.
+
+        Returns:
+            (`risks` of each new patient by name, sentences about the comparison and about the C-index of the
+            new patients with known outcomes).
+        """
+        if reason := self._explain_no_training_patients():
             note = (
                 "There are no risk groups, percentiles and probabilities: they compare with the training patients, who cannot "
-                f"be read:\n{why}"
+                f"be read:\n{reason}"
             )
             return {}, [note, *concordance_in_words(rows)]
         numbers = np.array([row.aside["number"] for row in references], dtype=np.intp)
-        scores, times, events = self._of(np.array([row.values["log_hazard"] for row in references]), numbers)
+        scores = np.array([row.values["log_hazard"] for row in references])
+        times, events = self._outcomes(numbers)
         if len(references) < 2 or not events.any():
             raise DataError(
                 f"{self.config.data}: {len(references)} training patients with {events.sum()} events could be read; without "
@@ -436,14 +458,16 @@ class Survival:
         note = f"Risk groups and probabilities were fitted on {len(references)} training patients with {events.sum()} events"
         return columns, [note, *concordance_in_words(rows)]
 
-    def _pictures(self, training: _Known, held_out: _Known) -> dict[str, str]:
-        """Draw the Kaplan-Meier curves of the held-out patients' risk groups, whose thresholds are quantiles
-        of the training patients' scores, and projections of some volumes from low to high risk."""
+    def _pictures(self, training: _Evaluated, held_out: _Evaluated) -> dict[str, str]:
+        """Draw the Kaplan-Meier curves of the risk groups of the held-out patients, and projections of some
+        volumes in order of their risk. The thresholds between the groups are quantiles of the training
+        patients' scores. Return {caption: PNG as a data URI}."""
         num_groups = self.config.risk_groups
         thresholds = np.quantile(training.scores, np.arange(1, num_groups) / num_groups)
         groups = metrics.risk_groups(held_out.scores, thresholds)
-        rising = np.argsort(held_out.scores)
-        shown = rising[np.linspace(0, len(rising) - 1, min(_NUM_PICTURES, len(rising))).round().astype(int)]
+        by_risk = np.argsort(held_out.scores)
+        num_shown = min(_NUM_PICTURES, len(by_risk))
+        shown = by_risk[np.linspace(0, len(by_risk) - 1, num_shown).round().astype(int)]
         items = [self._patients.items[held_out.numbers[index]] for index in shown]
         images = [batch["image"] for batch in self._decoded(items)]
         return {
@@ -456,8 +480,9 @@ class Survival:
         }
 
 
-class _Known:
-    """The data of some patients, and the network's predictions for them."""
+class _Evaluated:
+    """The features and outcomes of some patients, and the network's scores for them. Arrays have one row for
+    each patient."""
 
     def __init__(self, recipe: Survival, rows: Sequence[dict[str, float]]) -> None:
         self.numbers: NDArray[np.intp] = np.array([row["number"] for row in rows], dtype=np.intp)
@@ -465,15 +490,21 @@ class _Known:
         items = [recipe._patients.items[number] for number in self.numbers]
         # As float32, in which the network has seen them.
         self.features = np.array([item["features"] for item in items], dtype=np.float32).astype(np.float64)
-        scores = np.array([row["score"] for row in rows])
-        self.scores, self.times, self.events = recipe._of(scores, self.numbers)
+        self.scores = np.array([row["score"] for row in rows])
+        self.times, self.events = recipe._outcomes(self.numbers)
 
 
-def _worth(
+def _standardised(training: Floats, held_out: Floats) -> tuple[Floats, Floats]:
+    """Return both (N, F), in standard deviations of the training patients from their means."""
+    mean, deviation = training.mean(axis=0), np.maximum(training.std(axis=0), 1e-12)
+    return (training - mean) / deviation, (held_out - mean) / deviation
+
+
+def _metrics_row(
     fitted_on: Floats,
     scores: Floats,
-    training: _Known,
-    held_out: _Known,
+    training: _Evaluated,
+    held_out: _Evaluated,
     when: Floats,
     observed: Steps,
     seed: int,
@@ -490,27 +521,28 @@ def _worth(
     """
     times, events = held_out.times, held_out.events
     low, high = metrics.c_index_interval(scores, times, events, seed)
-    worth = {
+    row = {
         "c_index": metrics.c_index(scores, times, events),
         "c_low": low,
         "c_high": high,
         "uno_c": metrics.uno_c_index(scores, times, events, observed, when[-1]),
     }
     areas = metrics.auc(scores, times, events, when, observed)
-    worth |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
-    known = when[metrics.is_known(when, observed)]
-    if len(known) > 1:
-        grid = np.linspace(known[0], known[-1], _NUM_TIMES)
+    row |= {f"auc_{time:.4g}": area for time, area in zip(when, areas, strict=True)}
+    within = when[metrics.is_known(when, observed)]
+    if len(within) > 1:
+        grid = np.linspace(within[0], within[-1], _NUM_TIMES)
         # Subtracting a constant changes no probability, and keeps the exponentials small.
         constant = fitted_on.mean()
         baseline = metrics.baseline_hazard(fitted_on - constant, training.times, training.events)
         probabilities = metrics.survival(scores - constant, baseline, grid)
-        worth["ibs"] = metrics.integrated(metrics.brier(probabilities, times, events, grid, observed), grid)
-    return {name: round(float(value), 4) for name, value in worth.items()}
+        row["ibs"] = metrics.integrated(metrics.brier(probabilities, times, events, grid, observed), grid)
+    return {name: round(float(value), 4) for name, value in row.items()}
 
 
 def _explain_unknown(when: Floats, observed: Steps) -> str:
-    """Say at which of the times nothing is known of the predictions, and why; empty if there are none."""
+    """Return a sentence about the evaluation times beyond the training follow-up, at which AUC and Brier
+    score are not defined; empty if there are none."""
     unknown = when[~metrics.is_known(when, observed)]
     if not len(unknown):
         return ""
@@ -522,23 +554,27 @@ def _explain_unknown(when: Floats, observed: Steps) -> str:
 
 @torch.no_grad()
 def _scores(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the log hazards of a batch, (N,). The forward pass of DDP is left out, because it may call
+    collectives, and the ranks have different numbers of batches."""
     network = model.module if isinstance(model, DistributedDataParallel) else model
     return at_least_float32(network(batch["image"], batch["features"]))
 
 
-def _has_event(item: Item) -> bool:
-    has_event: bool = item["event"]
-    return has_event
+def _log_hazards(model: nn.Module, device: torch.device, batch: Batch) -> Tensor:
+    """Return the scores of a batch that is on the CPU, (N,) in float64 on the CPU."""
+    dtype = next(model.parameters()).dtype
+    on_device = {name: batch[name].to(device, dtype) for name in ("image", "features")}
+    return _scores(model, on_device).double().cpu()
 
 
 def _describe_events(num_events: int, num_micro_batches: int) -> str:
-    """Return a sentence about how many events each micro-batch has, because one without an event teaches
-    nothing. The loader deals them out evenly."""
+    """Return a sentence about the number of events in a micro-batch, among which the loader divides the
+    events evenly. A micro-batch without events has no gradient."""
     fewest, rest = divmod(num_events, num_micro_batches)
     if not fewest:
         return (
             f"{num_events} events in an epoch of {num_micro_batches} micro-batches: one each in {num_events} of them, and "
             "the others learn nothing. With a larger batch_size they are fewer"
         )
-    each = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
-    return f"{num_events} events in an epoch: {each} in each micro-batch of all ranks together"
+    share = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
+    return f"{num_events} events in an epoch: {share} in each micro-batch of all ranks together"

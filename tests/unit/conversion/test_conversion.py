@@ -290,6 +290,14 @@ def test_crops_that_are_no_cubes_leave_the_volumes_size(
     assert any("data.volume_size" in line for line in found.left_out) == (fit is not None)
 
 
+def test_values_of_the_wrong_type_are_left_out_with_the_reason(ldm: Path) -> None:
+    Path("odd.yml").write_text('model: {ch: "32", ch_mult: [1, 2]}\ndiffusion: {beta_schedule: [linear]}\n')
+    found = convert([Path("odd.yml")], data="BraTS")
+    assert "channels" not in found.values
+    assert "model.ch = '32': no whole number" in found.left_out
+    assert any('beta_schedule = ["linear"]: is not known' in line for line in found.left_out)
+
+
 def test_fast_ddpms_file_becomes_a_run(ldm: Path) -> None:
     found = convert([Path("fast_ddpm_3d.yml")], data="BraTS")
     config = found.config()

@@ -32,7 +32,7 @@ def write(path: Path, cells: list[str]) -> Path:
 
 
 def test_the_script_has_the_cells_of_the_ranks_and_what_they_need(tmp_path: Path) -> None:
-    script = notebook.script_of(write(tmp_path / "lesson.ipynb", _CELLS))
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", _CELLS))
     ast.parse(script.text)
     assert "model = nn.Linear(4, 1)" in script.text
     assert "scale = math.pi" in script.text
@@ -52,7 +52,7 @@ def test_the_script_has_the_cells_of_the_ranks_and_what_they_need(tmp_path: Path
 
 def test_a_name_that_only_the_notebook_has_is_named(tmp_path: Path) -> None:
     cells = ["import nbgpu\ncluster = nbgpu.Cluster()\nlr = 0.1", "%%distributed\nprint(lr)"]
-    script = notebook.script_of(write(tmp_path / "lesson.ipynb", cells))
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", cells))
     assert "cell 2 uses lr, which no earlier part of the script defines" in script.notes
     assert "cell 1 stays behind: it is about the notebook's cluster" in script.notes
 
@@ -73,7 +73,7 @@ def test_an_earlier_definition_stays_where_a_cell_changes_it_or_may_not_define_i
     tmp_path: Path, changed: str
 ) -> None:
     cells = ["debug = False", "lr = 0.1", changed, "%%distributed\nprint(lr)"]
-    script = notebook.script_of(write(tmp_path / "lesson.ipynb", cells))
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", cells))
     assert "lr = 0.1" in script.text
     assert changed.splitlines()[-1] in script.text
 
@@ -81,13 +81,13 @@ def test_an_earlier_definition_stays_where_a_cell_changes_it_or_may_not_define_i
 @pytest.mark.parametrize("again", ["lr = 1", "with open('lr') as file:\n    lr = file.read()", "import lr"])
 def test_an_earlier_definition_that_is_replaced_stays_behind(tmp_path: Path, again: str) -> None:
     cells = ["lr = 0.1", again, "%%distributed\nprint(lr)"]
-    script = notebook.script_of(write(tmp_path / "lesson.ipynb", cells))
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", cells))
     assert "lr = 0.1" not in script.text
     assert again in script.text
 
 
 def test_a_name_that_is_only_changed_or_deleted_is_named(tmp_path: Path) -> None:
-    script = notebook.script_of(write(tmp_path / "lesson.ipynb", ["%%distributed\nlr *= 2\ndel rest"]))
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", ["%%distributed\nlr *= 2\ndel rest"]))
     assert "cell 1 uses lr, rest, which no earlier part of the script defines" in script.notes
 
 
@@ -97,13 +97,13 @@ def test_names_of_handlers_and_patterns_are_the_cells_own(tmp_path: Path) -> Non
         "match [1, {2: 3}]:\n    case [head, *tail]:\n        print(head, tail)\n"
         "match {}:\n    case {**others} as whole:\n        print(others, whole)"
     )
-    notes = notebook.script_of(write(tmp_path / "lesson.ipynb", [cell])).notes
+    notes = notebook.build_script(write(tmp_path / "lesson.ipynb", [cell])).notes
     assert not [note for note in notes if "no earlier part" in note]
 
 
 def test_a_notebook_without_distributed_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to export"):
-        notebook.script_of(write(tmp_path / "plain.ipynb", ["x = 1"]))
+        notebook.build_script(write(tmp_path / "plain.ipynb", ["x = 1"]))
     (tmp_path / "broken.ipynb").write_text("{")
     with pytest.raises(ConfigError, match="is not a notebook"):
-        notebook.script_of(tmp_path / "broken.ipynb")
+        notebook.build_script(tmp_path / "broken.ipynb")

@@ -246,6 +246,6 @@ def test_a_trained_model_does_not_need_the_file_any_more(
     write_toml(tmp_path / "run.toml", ClusterConfig(), config)
     weights = recipe_of().build_model().state_dict()
     monkeypatch.setattr(checkpoint, "load", lambda _: ({f"model.{n}": v for n, v in weights.items()}, {}))
-    model = trained.model_of(tmp_path, tmp_path)
+    model = trained.load_model(tmp_path, tmp_path)
     for name, value in model.state_dict().items():
         assert torch.equal(value, weights[name])

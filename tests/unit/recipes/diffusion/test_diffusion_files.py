@@ -15,8 +15,8 @@ from nbgpu.recipes.diffusion.files import (
     MODALITIES,
     find_cases,
     images,
+    intensity_limits,
     label,
-    limits_of,
     scaled,
     voxel_problems,
 )
@@ -109,7 +109,7 @@ def test_a_cavity_after_treatment_is_not_taken_for_what_enhances(
 
 def test_brightness_goes_by_the_percentiles_of_what_is_not_0() -> None:
     volume = torch.cat([torch.zeros(500), torch.arange(1.0, 1002.0)])
-    got = scaled(volume, *limits_of(volume, "a"))
+    got = scaled(volume, *intensity_limits(volume, "a"))
     assert (got[:500] == -1).all()
     assert got[500 + 10] == -1
     assert got[500 + 990] == 1

@@ -192,3 +192,8 @@ def test_a_network_that_can_learn_its_few_patients_by_heart_is_warned_of(volumes
         config = SurvivalConfig(data=str(path), image_size=(16, 16, 16), widen_factor=widen_factor)
         warnings = Survival(config).build_loaders(0, 1).warnings
         assert any("may learn them by heart" in warning for warning in warnings) == is_warned
+
+
+def test_an_image_size_of_two_numbers_is_refused_in_words_also_with_one_sample_a_batch() -> None:
+    with pytest.raises(ConfigError, match=r"image_size=\(8, 8\) must be three numbers"):
+        train_config("survival", image_size=(8, 8), batch_size=1)

@@ -14,7 +14,7 @@ from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Decode, Item
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival.config import SurvivalConfig
-from nbgpu.recipes.survival.patients import Scale, patients_of
+from nbgpu.recipes.survival.patients import Scale, load_patients
 from nbgpu.recipes.survival.prediction import new_patients
 from nbgpu.recipes.survival.prepare import cut_in_words
 from nbgpu.recipes.survival.recipe import Survival
@@ -138,22 +138,22 @@ def test_a_file_that_does_not_say_how_large_its_voxels_are_is_refused_with_its_l
     with pytest.raises(
         DataError, match=r"line 5: .*unknown.nii: does not say in its header how large"
     ) as caught:
-        patients_of(config(data=str(cohort), spacing=(1.0,)))
+        load_patients(config(data=str(cohort), spacing=(1.0,)))
     assert "leave out spacing" in str(caught.value)
     _, problems = new_patients(
         config(data=str(cohort), spacing=(1.0,)), Scale(np.empty(0), np.empty(0)), str(cohort)
     )
     assert ["line 5" in problem for problem in problems] == [True]
-    patients_of(config(data=str(cohort)))
+    load_patients(config(data=str(cohort)))
 
 
 def test_how_many_volumes_lose_their_edges_is_said(cohort: Path) -> None:
     settings = config(data=str(cohort), spacing=(1.0,))
-    assert cut_in_words(patients_of(settings).items, settings) == (
+    assert cut_in_words(load_patients(settings).items, settings) == (
         "voxels of 1 x 1 x 1 mm: the middle 32 x 32 x 32 mm of each volume. 5 of the 8 that were looked at lose their edges: "
         "they are up to 40 x 40 x 40 mm"
     )
     settings = config(data=str(cohort), spacing=(1.5,))
-    assert cut_in_words(patients_of(settings).items, settings).endswith(
+    assert cut_in_words(load_patients(settings).items, settings).endswith(
         "the middle 48 x 48 x 48 mm of each volume, and none of the 8 that were looked at is larger"
     )
