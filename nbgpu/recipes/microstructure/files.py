@@ -113,6 +113,8 @@ def _problems(
         )
     if "GramMatrices" in names and measure.limit_to < _MIN_GRAM_LIMIT:
         yield f"GramMatrices need limit_to of at least {_MIN_GRAM_LIMIT}, and it is {measure.limit_to}"
+    if not values.size:
+        return
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
             yield f"holds {int((~np.isfinite(values)).sum())} values that are NaN or infinite"

@@ -54,6 +54,7 @@ def _picture(size: int = 32) -> np.ndarray:
         (_picture() - 0.5, r"holds floats from -0.5 to 0.5; they must be shares from 0 to 1"),
         (np.where(_picture() == 1, np.nan, 0.5), r"holds \d+ values that are NaN or infinite"),
         (_picture(12), r"shape \(12, 12\) of int64, and each axis needs at least 2 x limit_to = 16"),
+        (np.zeros((0, 32), int), r"shape \(0, 32\) of int64, and each axis needs at least 2 x limit_to = 16"),
         (np.zeros((32, 32), int), "holds one phase only"),
         (np.zeros(64, int), r"it takes \(H, W\) or \(D, H, W\)"),
         (np.zeros((16, 16, 16, 3)), "A last axis of 3 is for orientations"),
