@@ -126,18 +126,13 @@ def test_a_tiff_of_several_pages_is_a_volume_and_a_threshold_can_be_given(tmp_pa
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    np.save(tmp_path / "gaps.npy", _picture() * 2)
+    np.save(tmp_path / "gaps.npy", _picture(12) * 2)
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY")
     np.savez(tmp_path / "many.npz", a=_picture())
     names = ("gaps.npy", "torn.npy", "many.npz", "missing.npy")
     with pytest.raises(DataError) as caught:
-        load_fields(
-            ",".join(str(tmp_path / n) for n in names),
-            ["GramMatrices"],
-            MEASURE,
-            multiphase=False,
-            threshold=None,
-        )
+        data = ",".join(str(tmp_path / n) for n in names)
+        load_fields(data, NAMES, MEASURE, multiphase=False, threshold=None)
     lines = str(caught.value).splitlines()
     assert "names 4 files" in lines[0]
     assert [sum(name in line for line in lines[1:]) for name in names] == [2, 1, 1, 1]
