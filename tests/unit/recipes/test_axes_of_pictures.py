@@ -49,7 +49,7 @@ def _of_microstructure(folder: Path) -> None:
     phases = (torch.rand(8, 9, 10) > 0.5).long()
     microstructure.slices(phases, PHASE)
     microstructure.slices(phases[0], PHASE)
-    microstructure.correlations(torch.rand(15, 15), torch.rand(15, 15), 1.0)
+    microstructure.correlations(torch.rand(15, 15), torch.rand(15, 15))
 
 
 def _of_survival(folder: Path) -> None:
