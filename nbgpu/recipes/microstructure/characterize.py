@@ -22,17 +22,18 @@ _NUM_SLICES_AT_ONCE = 8
 
 
 def pooled(slices: Tensor, level: int) -> Tensor:
-    """Return (N, P, H, W) averaged over squares of 2^level pixels; leftover rows and columns at the far edges
-    are dropped."""
+    """Return slices (N, P, H, W) averaged over squares of 2^level pixels, where rows and columns that are
+    left over at the far edges are dropped."""
     return slices if level == 0 else avg_pool2d(slices, 2**level)
 
 
 def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: int) -> Tensor:
-    """Compute one descriptor of slices (N, P, H, W); differentiable if the descriptor is.
+    """Compute one descriptor of slices (N, P, H, W) on several grid levels, differentiably if the descriptor
+    is differentiable.
 
     Returns:
-        (N, P', levels, *shape). P' is P, or 1 for a descriptor of all phases together. Level n describes the
-        slices averaged over squares of 2^n pixels.
+        (N, P', levels, *shape). P' is P, or 1 for a descriptor of all phases together. Level n is computed
+        from the slices averaged over squares of 2^n pixels.
     """
     by_level = []
     for level in range(levels):

@@ -15,7 +15,7 @@ PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
 READ_ERRORS = (OSError, ValueError, EOFError, SyntaxError, UnidentifiedImageError)
 """The errors of NumPy and Pillow for a damaged file; Pillow raises SyntaxError for a broken PNG."""
 _MAX_PHASES = 8
-"""Whole numbers of more values than these are grey values."""
+"""Integers with more different values than this count as grey values, not as phases."""
 _BLACK_AND_WHITE = ((0, 255), (0, 65535))
 _MAGIC = b"\x93NUMPY"
 _MAGIC_OF_ARCHIVE = b"PK"
@@ -33,15 +33,16 @@ class Micrograph:
 
 
 def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> Micrograph:
-    """Read a file.
+    """Read a file, and turn grey values into two phases.
 
-    In a picture of two values, or an array of black and white, the brighter pixels are the second phase. Grey
-    values, which are more than eight different integers or floats beyond 1, are cut at the threshold.
+    In a picture of two values, or an array of black and white, the brighter pixels are the second phase.
+    Grey values are cut at the threshold; more than eight different integers, or floats above 1, are grey
+    values.
 
     Args:
         path: a .npy, .png or .tif file.
         threshold: the grey value above which a pixel belongs to the second phase; None for Otsu's (1979).
-        is_oriented: whether the file holds rotation vectors, which are not changed.
+        is_oriented: whether the file holds rotation vectors, which stay as they are.
 
     Raises:
         DataError: the file is no picture of grey values or phases.
@@ -55,12 +56,11 @@ def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> M
     if values.dtype.kind == "f":
         is_grey = bool(np.isfinite(values).all() and values.min() >= 0 and values.max() > 1)
         return _segment(path, values, threshold) if is_grey else Micrograph(values)
-    different = np.unique(values)
-    if len(different) == 2 and (is_picture or tuple(different) in _BLACK_AND_WHITE):
-        return Micrograph((values == different[1]).astype(np.int64))
-    if different[0] >= 0 and (
-        len(different) > _MAX_PHASES or (is_picture and different[-1] >= len(different))
-    ):
+    levels = np.unique(values)
+    if len(levels) == 2 and (is_picture or tuple(levels) in _BLACK_AND_WHITE):
+        return Micrograph((values == levels[1]).astype(np.int64))
+    # The levels of a picture that are not 0 to n - 1 are no phases either.
+    if levels[0] >= 0 and (len(levels) > _MAX_PHASES or (is_picture and levels[-1] >= len(levels))):
         return _segment(path, values, threshold)
     return Micrograph(values)
 
@@ -69,7 +69,7 @@ def _read_array(path: Path) -> np.ndarray:
     """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
     with path.open("rb") as file:
         magic = file.read(len(_MAGIC))
-    # NumPy takes any other file for a pickle, and its message says how to load one.
+    # NumPy takes any other file for a pickle, and its error message would advise to allow pickles.
     if magic != _MAGIC and not magic.startswith(_MAGIC_OF_ARCHIVE):
         raise ValueError("it does not begin as one. Pictures end in .png, .tif or .tiff")
     values = np.load(path, allow_pickle=False)
@@ -93,20 +93,22 @@ def _read_picture(path: Path) -> np.ndarray:
 
 
 def _without_colours(path: Path, values: np.ndarray, is_picture: bool) -> np.ndarray:
-    """Return values without their last axis where that holds one channel, or equal ones as a grey picture in
-    RGB has; opacity is left out."""
-    last = values.shape[-1] if values.ndim in (3, 4) else 0
-    if last == 1:
+    """Return grey values without the axis of channels, if there is one.
+
+    Raises:
+        DataError: the channels of colour differ.
+    """
+    num_channels = values.shape[-1] if values.ndim in (3, 4) else 0
+    # One channel, or grey and opacity.
+    if num_channels == 1 or (is_picture and num_channels == 2):
         return values[..., 0]
-    # Grey and opacity.
-    if is_picture and last == 2:
-        return values[..., 0]
-    if last not in (3, 4) or (values.ndim == 4 and not is_picture):
+    # No axis of channels; an array (D, H, W, 3) is refused later, with advice about orientations.
+    if num_channels not in (3, 4) or (values.ndim == 4 and not is_picture):
         return values
     if (values[..., :3] == values[..., :1]).all():
         return values[..., 0]
     raise DataError(
-        f"{path}: has {last} channels of colour that differ. Save one of them, or phases as integers from 0"
+        f"{path}: has {num_channels} channels of colour that differ. Save one of them, or phases as integers from 0"
     )
 
 
@@ -125,8 +127,8 @@ def _segment(path: Path, values: np.ndarray, threshold: float | None) -> Microgr
 
 
 def otsu_threshold(values: np.ndarray) -> float:
-    """Return the threshold that leaves the least variance within the two classes (Otsu 1979), of a histogram
-    of 256 bins from the lowest to the highest value."""
+    """Return the threshold that leaves the least variance within the two classes (Otsu 1979), from a
+    histogram of 256 bins."""
     counts, edges = np.histogram(values, _BINS)
     centres = (edges[1:] + edges[:-1]) / 2
     below = np.cumsum(counts)[:-1]
