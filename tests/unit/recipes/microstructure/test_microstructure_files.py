@@ -130,8 +130,8 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY")
     np.savez(tmp_path / "many.npz", a=_picture())
     names = ("gaps.npy", "torn.npy", "many.npz", "missing.npy")
+    data = ",".join(str(tmp_path / n) for n in names)
     with pytest.raises(DataError) as caught:
-        data = ",".join(str(tmp_path / n) for n in names)
         load_fields(data, NAMES, MEASURE, multiphase=False, threshold=None)
     lines = str(caught.value).splitlines()
     assert "names 4 files" in lines[0]
