@@ -1,4 +1,5 @@
-"""Which masks and images the settings name, and how each of them becomes tensors."""
+"""Finds the masks and images that the settings name, loads or simulates them as tensors, and builds the lens,
+source and resist of the settings."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ class Prepare(Transform):
     """Whether the image is that in the resist; by default it is the aerial one."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
-        """Load or generate the mask, and load or simulate its image, by Abbe's method or SOCS and, if asked
-        for, in the made-up resist."""
+        """Load or generate the mask, and load or simulate its image: by Abbe's method or by SOCS, and with
+        `is_in_resist` in the made-up resist."""
         mask, aerial = self.mask(item), item.get("aerial")
         if isinstance(aerial, Path):
             aerial = load_png(aerial, self.size, binary=False)
@@ -90,8 +91,8 @@ class Prepare(Transform):
 
 @lru_cache(maxsize=4)
 def imager_of(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
-    """Return an imager in complex64: SOCS with `num_kernels` kernels, or Abbe's method for 0. The newest ones
-    are kept, because all masks of a run share one lens."""
+    """Return an imager in complex64: SOCS with `num_kernels` kernels, or Abbe's method for 0. Imagers are
+    cached, because all masks of a run share one lens."""
     imager = abbe(optics, source.points(), (size, size), pixel_nm)
     return (socs(imager, num_kernels) if num_kernels else imager).to(torch.complex64)
 
@@ -145,8 +146,8 @@ def optical_diameter_nm(config: LithographyConfig) -> float:
 
 
 def margin_of(config: LithographyConfig) -> int:
-    """Return how many pixels of the layout surround each tile on every side: an optical diameter, or half of
-    the learned kernels where that is more; 0 if the data are not layouts."""
+    """Return the width in pixels of the margin of the layout around each tile: an optical diameter, or half
+    of a learned kernel if that is more; 0 if the data are not layouts."""
     if not _layout_paths(config):
         return 0
     return math.ceil(max(optical_diameter_nm(config), (config.kernel_nm or 0) / 2) / config.pixel)
@@ -163,9 +164,9 @@ def pairs_of(config: LithographyConfig) -> list[Pair]:
     missing = [path for path in paths if not (path.is_file() or path.is_dir())]
     if missing:
         raise DataError("\n".join(f"{path}: there is no such file or folder" for path in missing))
-    if layouts_named := _layout_paths(config):
+    if layout_paths := _layout_paths(config):
         return tiles_of_all(
-            layouts_named, config.layer, config.size, config.pixel, margin_of(config), cell=config.cell
+            layout_paths, config.layer, config.size, config.pixel, margin_of(config), cell=config.cell
         )
     if len(paths) == 1 and paths[0].is_dir():
         return find_lithobench(paths[0], config.size, config.pixel)
