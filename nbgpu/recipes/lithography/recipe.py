@@ -362,7 +362,7 @@ class Lithography:
         return Predicted(values, paths, {"layout": str(sample.get("layout", ""))})
 
     def reference_samples(self) -> Sequence[Item]:
-        """Return nothing: an image stands for itself."""
+        """Return none: the image of a mask does not depend on other masks."""
         return []
 
     def conclude(
