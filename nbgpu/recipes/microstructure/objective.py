@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,9 @@ class Objective:
         local_parts = [
             self._local_part(stack, direction, coarser) for direction, stack in enumerate(evaluated)
         ]
-        parts = local_parts if self._world_size == 1 else self._gather_parts(local_parts, evaluated)
+        parts = local_parts
+        if self._world_size > 1:
+            parts = [self._gather_part(*pair) for pair in zip(local_parts, evaluated, strict=True)]
         # Slices that are not drawn count as much as the mean of those that are.
         scales = [len(stack) / len(drawn) for stack, drawn in zip(stacks, evaluated, strict=True)]
         loss = torch.cat([part.losses * factor for part, factor in zip(parts, scales, strict=True)]).sum()
@@ -113,7 +115,7 @@ class Objective:
         losses = []
         for direction, (stack, shard_stack) in enumerate(zip(stacks, shard_stacks, strict=True)):
             local = self._local_part(stack, direction, coarser)
-            losses.append(self._gather_losses(local.losses, len(stack)))
+            losses.append(gather_rows(local.losses.cpu(), len(stack), self._world_size))
             # A volume is sharded along its first direction, so each slice across it lies on one rank.
             if self._world_size == 1 or (direction == 0 and field.ndim > 3):
                 shard_stack += local.gradient
@@ -123,19 +125,6 @@ class Objective:
         # fsum rounds only once, so the loss is the same on every processor. The ranks decide by it whether to
         # accept a step, and must decide alike.
         return math.fsum(torch.cat(losses).tolist()), gradient
-
-    def _gather_losses(self, losses: Tensor, num_slices: int) -> Tensor:
-        """Return the losses of all ranks' slices across one direction, in order. A collective with several
-        ranks."""
-        local = losses.cpu()
-        if self._world_size == 1:
-            return local
-        size = len(share_of(num_slices, 0, self._world_size))
-        padded = local.new_zeros(size)
-        padded[: len(local)] = local
-        received = local.new_empty(self._world_size * size)
-        all_gather(received, padded)
-        return received[:num_slices]
 
     def _exchange_gradients(
         self, gradient: Tensor, num_slices: int, shards: Shards
@@ -191,23 +180,28 @@ class Objective:
             losses[selected] = slice_losses.detach()
         return _Part(losses, gradient)
 
-    def _gather_parts(self, local_parts: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
-        """Exchange the losses and gradients of all ranks' slices in one collective, and return them for each
-        direction in the order of the slices: the same on every rank."""
-        # Shares may differ in length, but messages may not.
-        lengths = [len(share_of(len(stack), 0, self._world_size)) for stack in stacks]
-        sizes = [length * (1 + stack[0].numel()) for length, stack in zip(lengths, stacks, strict=True)]
-        message = local_parts[0].losses.new_zeros(sum(sizes))
-        for part, section in zip(local_parts, message.split(sizes), strict=True):
-            rows = torch.cat([part.losses[:, None], part.gradient.flatten(1)], dim=1).flatten()
-            section[: len(rows)] = rows
-        sent = message.cpu() if dist.get_backend() == "gloo" else message
-        received = [torch.empty_like(sent) for _ in range(self._world_size)]
-        dist.all_gather(received, sent)
-        by_rank = [numbers.to(message.device).split(sizes) for numbers in received]
-        parts = []
-        for stack, numbers in zip(stacks, zip(*by_rank, strict=True), strict=True):
-            # Only the last non-empty share can have padding, so all padding comes after the slices.
-            rows = torch.cat(numbers).view(-1, 1 + stack[0].numel())[: len(stack)]
-            parts.append(_Part(rows[:, 0], rows[:, 1:].reshape(stack.shape)))
-        return parts
+    def _gather_part(self, local: _Part, stack: Tensor) -> _Part:
+        """Return the losses and gradients of all ranks' slices in a stack (N, P, H, W). A collective."""
+        rows = torch.cat([local.losses[:, None], local.gradient.flatten(1)], dim=1)
+        rows = gather_rows(rows, len(stack), self._world_size)
+        return _Part(rows[:, 0], rows[:, 1:].reshape(stack.shape))
+
+
+def gather_rows(rows: Tensor, num_rows: int, world_size: int) -> Tensor:
+    """Return the rows (num_rows, ...) of all ranks in order, on every rank. A collective with several ranks.
+
+    Args:
+        rows: the rows of this rank's `share_of`, (n, ...).
+        num_rows: the number of rows of all ranks.
+        world_size: the number of ranks.
+    """
+    if world_size == 1:
+        return rows
+    # all_gather takes tensors of one size. Only the last shares are shorter, so all padding is at the end.
+    largest = len(share_of(num_rows, 0, world_size))
+    padded = rows.new_zeros(largest, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    sent = padded.cpu() if dist.get_backend() == "gloo" else padded
+    received = sent.new_empty(world_size * largest, *rows.shape[1:])
+    all_gather(received, sent)
+    return received[:num_rows].to(rows.device)

@@ -36,7 +36,7 @@ from nbgpu.recipes.microstructure.pictures import block, correlations, slices
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
-from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap
+from nbgpu.recipes.microstructure.swaps import at_random, swap
 from nbgpu.recipes.microstructure.target import Target, load_target, save_descriptors
 from nbgpu.recipes.side_by_side import Colours
 
@@ -177,13 +177,12 @@ class Microstructure(Problem):
         if not self._swaps(stage):
             return super().search(tensor, stage, steps, evaluate, after_step, lr, rank, world_size)
         is_annealing = stage < self._num_grids and self.optimizer == "simulatedannealing"
-        cooling = Cooling(self.config.temperature if is_annealing else 0.0, steps.stop)
         return swap(
             self._loss(),
             tensor,
             steps,
             after_step,
-            cooling,
+            temperature=self.config.temperature if is_annealing else 0.0,
             seed=self.config.seed,
             rank=rank,
             world_size=world_size,

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from nbgpu.engine.workload.shards import share_of
 from nbgpu.recipes.microstructure.grids import decided, indicated, pixel_counts
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, stacks_of
+from nbgpu.recipes.microstructure.objective import gather_rows
 
 NUM_CANDIDATES = 64
 """The number of swaps drawn for each step."""
@@ -46,30 +45,13 @@ OPTIMIZERS = ("simulatedannealing", "ytpost")
 postprocess the field that another optimizer has found."""
 
 
-@dataclass(frozen=True)
-class Cooling:
-    """The cooling schedule: the temperature falls geometrically from `start` times the mean change of the
-    loss by a swap to a thousandth of that.
-
-    With `start=0` only swaps that lower the loss are kept. The mean change is measured again when a search is
-    resumed.
-    """
-
-    start: float
-    num_steps: int
-
-    def after(self, step: int) -> float:
-        """Return the temperature after a step, in units of the mean change."""
-        return self.start * math.pow(_FINAL_TEMPERATURE, step / max(1, self.num_steps))
-
-
 def swap(
     loss: Loss,
     field: Tensor,
     steps: range,
     after_step: Callable[[Tensor, float], None],
-    cooling: Cooling,
     *,
+    temperature: float = 0.0,
     seed: int,
     rank: int = 0,
     world_size: int = 1,
@@ -83,7 +65,9 @@ def swap(
         steps: the numbers of the steps to do, which determine the draws, so that a resumed search draws what
             it would have drawn.
         after_step: called with (field, loss) after each step; may raise to end the search.
-        cooling: the temperature schedule.
+        temperature: the temperature at step 0, in mean changes of the loss by a swap; it falls geometrically
+            to a thousandth at the end of `steps`. 0 keeps only swaps that lower the loss. The mean change is
+            measured again when a search is resumed.
         seed: the seed of the draws.
         rank, world_size: with more than one rank a step is a collective, and all ranks do the same swaps.
 
@@ -91,7 +75,7 @@ def swap(
         Why the search ended, in words.
     """
     state = _State(loss, indicated(decided(field), len(field)), rank, world_size)
-    scale = math.nan
+    mean_change = math.nan
     num_fruitless = 0
     for step in steps:
         generator = np.random.default_rng((seed, step))
@@ -99,10 +83,10 @@ def swap(
         if not len(pairs):
             return "all pixels are in one phase"
         losses, rises = state.evaluate(pairs)
-        if math.isnan(scale):
-            scale = float(rises.abs().mean())
-        temperature = scale * cooling.after(step)
-        has_fallen = state.apply_accepted(pairs, losses, rises, temperature, generator)
+        if math.isnan(mean_change):
+            mean_change = float(rises.abs().mean())
+        cooled = mean_change * temperature * _FINAL_TEMPERATURE ** (step / steps.stop)
+        has_fallen = state.apply_accepted(pairs, losses, rises, cooled, generator)
         num_fruitless = 0 if has_fallen else num_fruitless + 1
         after_step(state.field.clone(), state.loss)
         if num_fruitless == _MAX_FRUITLESS_STEPS:
@@ -173,8 +157,11 @@ class _State:
         """
         batches = [pairs[i : i + _BATCH] for i in range(0, len(pairs), _BATCH)]
         share = share_of(len(batches), self._rank, self._world_size)
-        local = [self._swap_losses(batches[i]) for i in share]
-        losses = self._gather(local, len(batches))[: len(pairs)]
+        local = torch.zeros(len(share), _BATCH, 2, len(self._directions), dtype=torch.float64)
+        for batch_losses, i in zip(local, share, strict=True):
+            # The last batch may have fewer swaps than the others.
+            batch_losses[: len(batches[i])] = self._swap_losses(batches[i])
+        losses = gather_rows(local, len(batches), self._world_size).flatten(0, 1)[: len(pairs)]
         slices = self._slices_of(pairs)
         rises = torch.zeros(len(pairs), dtype=losses.dtype)
         for d in self._directions:
@@ -185,9 +172,9 @@ class _State:
         return losses, rises
 
     def _swap_losses(self, pairs: np.ndarray) -> Tensor:
-        """Compute the slice losses of up to _BATCH swaps, as (_BATCH, 2, directions), padded with
-        zeros."""
-        losses = torch.zeros(_BATCH, 2, len(self._directions), dtype=torch.float64)
+        """Compute the losses of the slices that the pixels of up to _BATCH pairs lie in, after each swap
+        alone: (N, 2, directions)."""
+        losses = torch.empty(len(pairs), 2, len(self._directions), dtype=torch.float64)
         slice_of = self._slices_of(pairs)
         coords = np.stack(np.unravel_index(pairs, self._shape), axis=-1)
         values = self.field.flatten(1)[:, pairs]  # (P, N, 2)
@@ -202,23 +189,8 @@ class _State:
                     is_in = slice_of[:, side, d] == slice_of[:, pixel, d]
                     swapped = values[:, is_in, 1 - pixel].T
                     slices[numbers[is_in], side, :, rows[is_in], columns[is_in]] = swapped
-            losses[: len(pairs), :, d] = self._slice_losses(slices.flatten(0, 1), d).view(-1, 2)
+            losses[:, :, d] = self._slice_losses(slices.flatten(0, 1), d).view(-1, 2)
         return losses
-
-    def _gather(self, local: list[Tensor], num_batches: int) -> Tensor:
-        """Return the losses of all ranks' batches of swaps, in order. A collective with several ranks."""
-        if self._world_size == 1:
-            return torch.cat(local)
-        # all_gather takes tensors of one size: shorter shares are padded.
-        most_batches = len(share_of(num_batches, 0, self._world_size))
-        sent = torch.zeros(most_batches * _BATCH, 2, len(self._directions), dtype=torch.float64)
-        if local:
-            sent[: len(local) * _BATCH] = torch.cat(local)
-        if dist.get_backend() != "gloo":
-            sent = sent.to(self.field.device)
-        received = [torch.empty_like(sent) for _ in range(self._world_size)]
-        dist.all_gather(received, sent)
-        return torch.cat(received).cpu()
 
     def apply_accepted(
         self,
