@@ -8,23 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS, SIMPLE
+from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS
 from nbgpu.recipes.microstructure.gram import GRAM_MATRICES
 from nbgpu.recipes.microstructure.lineal_path import LINEAL_PATHS
 from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels, stacks_of
 
 DESCRIPTORS: Mapping[str, Descriptor] = {
     descriptor.name: descriptor
-    for descriptor in (*CORRELATIONS, *SIMPLE, *LINEAL_PATHS, *GRAM_MATRICES, *ORIENTATIONS)
+    for descriptor in (*CORRELATIONS, *LINEAL_PATHS, *GRAM_MATRICES, *ORIENTATIONS)
 }
 
 _NUM_SLICES_AT_ONCE = 8
-
-
-def pooled(slices: Tensor, level: int) -> Tensor:
-    """Return slices (N, P, H, W) averaged over squares of 2^level pixels, where rows and columns that are
-    left over at the far edges are dropped."""
-    return slices if level == 0 else avg_pool2d(slices, 2**level)
 
 
 def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: int) -> Tensor:
@@ -33,11 +27,12 @@ def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: 
 
     Returns:
         (N, P', levels, *shape). P' is P, or 1 for a descriptor of all phases together. Level n is computed
-        from the slices averaged over squares of 2^n pixels.
+        from the slices averaged over squares of 2^n pixels; rows and columns that are left over at the far
+        edges are dropped.
     """
     by_level = []
     for level in range(levels):
-        x = pooled(slices, level)
+        x = avg_pool2d(slices, 2**level) if level else slices
         if descriptor.of == "phase":
             values = descriptor.compute(x.flatten(0, 1), measure).unflatten(0, x.shape[:2])
         else:

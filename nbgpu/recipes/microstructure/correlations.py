@@ -110,16 +110,6 @@ def _cross_correlations(x: Tensor, measure: Measure) -> Tensor:
     return torch.cat(grams, dim=1)
 
 
-CORRELATIONS = (
-    Descriptor("FFTCorrelations", _fft_correlations),
-    Descriptor("Correlations", _correlations),
-    Descriptor("TwoPointCorrelations", _two_point_correlations),
-    Descriptor("LineCorrelations", _line_correlations),
-    Descriptor("FFTCrossCorrelations", _fft_cross_correlations, of="phases"),
-    Descriptor("CrossCorrelations", _cross_correlations, weight=10.0, of="phases"),
-)
-
-
 def _volume_fractions(x: Tensor, measure: Measure) -> Tensor:
     """Return the share of the slice that is in the phase, as (N,)."""
     return x.mean(dim=(1, 2))
@@ -140,7 +130,13 @@ def _variation(x: Tensor, measure: Measure) -> Tensor:
     return ((down + across) / num_pixels)[:, None]
 
 
-SIMPLE = (
+CORRELATIONS = (
+    Descriptor("FFTCorrelations", _fft_correlations),
+    Descriptor("Correlations", _correlations),
+    Descriptor("TwoPointCorrelations", _two_point_correlations),
+    Descriptor("LineCorrelations", _line_correlations),
+    Descriptor("FFTCrossCorrelations", _fft_cross_correlations, of="phases"),
+    Descriptor("CrossCorrelations", _cross_correlations, weight=10.0, of="phases"),
     Descriptor("VolumeFractions", _volume_fractions),
     Descriptor("Variation", _variation, weight=100.0),
 )

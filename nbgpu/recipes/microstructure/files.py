@@ -56,7 +56,7 @@ def load_fields(
     is_oriented = any(DESCRIPTORS[name].of == "orientations" for name in names)
     for path in paths:
         try:
-            micrograph = read_micrograph(path, threshold, is_oriented)
+            values, note = read_micrograph(path, threshold, is_oriented)
         except DataError as error:
             problems.append(str(error))
             continue
@@ -64,8 +64,7 @@ def load_fields(
             kind = "picture" if path.suffix.lower() in PICTURE_SUFFIXES else ".npy file of numbers"
             problems.append(f"{path}: cannot be read as a {kind}: {error}")
             continue
-        values = micrograph.values
-        notes += [micrograph.note] if micrograph.note else []
+        notes += [note] if note else []
         if file_problems := list(_problems(values, measure, multiphase, is_oriented)):
             problems += [f"{path}: {problem}" for problem in file_problems]
         else:

@@ -3,7 +3,6 @@ of grey values is cut into two phases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +21,7 @@ _MAGIC_OF_ARCHIVE = b"PK"
 _BINS = 256
 
 
-@dataclass(frozen=True)
-class Micrograph:
-    """The values of a file: phases 0 to n - 1 as integers, shares from 0 to 1, or rotation vectors."""
-
-    values: np.ndarray
-    """(H, W) or (D, H, W); rotation vectors have a last axis of 3."""
-    note: str = ""
-    """How grey values became phases; empty where the file has phases."""
-
-
-def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> Micrograph:
+def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> tuple[np.ndarray, str]:
     """Read a file, and turn grey values into two phases.
 
     In a picture of two values, or an array of black and white, the brighter pixels are the second phase.
@@ -44,6 +33,10 @@ def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> M
         threshold: the grey value above which a pixel belongs to the second phase; None for Otsu's (1979).
         is_oriented: whether the file holds rotation vectors, which stay as they are.
 
+    Returns:
+        The values, (H, W) or (D, H, W): phases 0 to n - 1 as integers, or shares from 0 to 1; or rotation
+        vectors, with a last axis of 3. And a sentence about grey values that became phases, else "".
+
     Raises:
         DataError: the file is no picture of grey values or phases.
         One of READ_ERRORS: it cannot be read.
@@ -51,18 +44,18 @@ def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> M
     is_picture = path.suffix.lower() in PICTURE_SUFFIXES
     values = _read_picture(path) if is_picture else _read_array(path)
     if is_oriented or values.dtype.kind not in "buif" or not values.size:
-        return Micrograph(values)
+        return values, ""
     values = _without_colours(path, values, is_picture)
     if values.dtype.kind == "f":
-        is_grey = bool(np.isfinite(values).all() and values.min() >= 0 and values.max() > 1)
-        return _segment(path, values, threshold) if is_grey else Micrograph(values)
+        is_grey = np.isfinite(values).all() and values.min() >= 0 and values.max() > 1
+        return _segment(path, values, threshold) if is_grey else (values, "")
     levels = np.unique(values)
     if len(levels) == 2 and (is_picture or tuple(levels) in _BLACK_AND_WHITE):
-        return Micrograph((values == levels[1]).astype(np.int64))
+        return (values == levels[1]).astype(np.int64), ""
     # The levels of a picture that are not 0 to n - 1 are no phases either.
     if levels[0] >= 0 and (len(levels) > _MAX_PHASES or (is_picture and levels[-1] >= len(levels))):
         return _segment(path, values, threshold)
-    return Micrograph(values)
+    return values, ""
 
 
 def _read_array(path: Path) -> np.ndarray:
@@ -112,8 +105,9 @@ def _without_colours(path: Path, values: np.ndarray, is_picture: bool) -> np.nda
     )
 
 
-def _segment(path: Path, values: np.ndarray, threshold: float | None) -> Micrograph:
-    """Divide grey values into two phases at the threshold; None for Otsu's."""
+def _segment(path: Path, values: np.ndarray, threshold: float | None) -> tuple[np.ndarray, str]:
+    """Divide grey values into two phases at the threshold, None for Otsu's; return them and a sentence about
+    the threshold."""
     chosen = otsu_threshold(values) if threshold is None else threshold
     phases = (values > chosen).astype(np.int64)
     method = "Otsu's threshold" if threshold is None else "threshold"
@@ -123,7 +117,7 @@ def _segment(path: Path, values: np.ndarray, threshold: float | None) -> Microgr
         raise DataError(
             f"{path}: threshold={chosen:g} does not divide its grey values from {low:g} to {high:g}"
         )
-    return Micrograph(phases, note)
+    return phases, note
 
 
 def otsu_threshold(values: np.ndarray) -> float:

@@ -86,14 +86,9 @@ class Target:
         return [_first_fall(covariance.numpy(), 1 / np.e) for covariance in self.covariances]
 
     @property
-    def correlation_length_px(self) -> float:
-        """The largest correlation length of all phases, in pixels."""
-        return max(self.correlation_lengths_px)
-
-    @property
     def warnings(self) -> list[str]:
         """A sentence about a field that is too small for its statistics to be representative, if it is."""
-        length, shortest = self.correlation_length_px, min(self.shape)
+        length, shortest = max(self.correlation_lengths_px), min(self.shape)
         if shortest >= _MIN_CORRELATION_LENGTHS * length:
             return []
         at_least = "at least " if length >= self.measure.limit_to - 1 else ""
