@@ -104,7 +104,10 @@ def reconstruct_volume(
     shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
     shape = volume.shape[1:]
     edges = (window,) * 3 if isinstance(window, int) else tuple(window)
-    padding = [_padding(size, edge, shrink) for size, edge in zip(shape, edges, strict=True)]
+    # Each axis must hold a whole number of latent voxels and at least one window.
+    padding = [
+        max(edge, math.ceil(size / shrink) * shrink) - size for size, edge in zip(shape, edges, strict=True)
+    ]
     # torch takes the padding before and after, of the last axis first.
     padded = functional.pad(volume, [n for after in reversed(padding) for n in (0, after)])
     # A window must begin at the beginning of a latent voxel, so strides are multiples of `shrink`. 1e-6
@@ -241,12 +244,6 @@ def encode_volumes(
     if rank == 0:
         (out / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
     return latents
-
-
-def _padding(size: int, window: int, shrink: int) -> int:
-    """Return the number of voxels to append along an axis, so that it holds a whole number of latent voxels
-    and at least one window."""
-    return max(window, math.ceil(size / shrink) * shrink) - size
 
 
 def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:

@@ -21,9 +21,6 @@ from nbgpu.recipes.lithography.resist import Resist
 from nbgpu.recipes.lithography.tiles import without_margin
 from nbgpu.recipes.lithography.window import DOSES, EPE_LIMIT_NM, band_nm2
 
-REACH_NM = 100.0
-"""Distance from an edge within which its contour is searched for."""
-
 
 @dataclass(frozen=True)
 class Reference:
@@ -142,7 +139,7 @@ class Measures:
 
     def _placement(self, image: Tensor, sites: Sites) -> np.ndarray:
         """Return the edge placement errors (K,) of a latent image (H, W), in nm; NaN for lost edges."""
-        return placement_errors_nm(image, self.resist.threshold, sites, self.pixel_nm, REACH_NM)
+        return placement_errors_nm(image, self.resist.threshold, sites, self.pixel_nm)
 
     def _widths(self, latent: Tensor, true_latent: Tensor) -> tuple[np.ndarray, int]:
         """Return the differences of the printed widths along the middle rows, in nm, and the number of true

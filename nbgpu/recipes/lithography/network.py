@@ -40,12 +40,12 @@ class AerialNetwork(nn.Module):
     def forward(self, mask: Tensor) -> Tensor:
         """Return the images (N, 1, H, W) of the masks (N, 1, H, W), which have at least `kernel_size` pixels
         along each axis."""
-        fields = self.kernels(mask)
+        fields: Tensor = self.kernels(mask)
         image = fields.square().sum(dim=1, keepdim=True)
-        if self.corrections is not None:
-            image = image + self.corrections(torch.cat([fields, image], dim=1))
-        result: Tensor = image
-        return result
+        if self.corrections is None:
+            return image
+        correction: Tensor = self.corrections(torch.cat([fields, image], dim=1))
+        return image + correction
 
 
 class CircularKernels(nn.Module):

@@ -287,9 +287,12 @@ class Lithography:
 
         # The note, which compares the network with the best baseline that has to learn.
         other = COMPACT_RESIST if COMPACT_RESIST in table else _BLUR
-        errors = [_squared_errors(measures.inner(outputs[name] - true)) for name in ("network", other)]
+        mse = [
+            measures.inner(outputs[name] - true).square().flatten(1).mean(dim=1).double().numpy()
+            for name in ("network", other)
+        ]
         few = verdict.too_few(len(mask), "masks")
-        compares = f"is compared with, in the table ({few})," if few else f"has {_compare_errors(*errors)}"
+        compares = f"is compared with, in the table ({few})," if few else f"has {_compare_errors(*mse)}"
         note = f"On {len(mask)} held-out masks the network {compares} "
         if other == COMPACT_RESIST:
             note += (
@@ -422,11 +425,6 @@ class Lithography:
             "what the true image prints over the design: errors at the edges, inside in purple and outside in "
             "orange, and widths along the middle row in nm": overlays,
         }
-
-
-def _squared_errors(difference: Tensor) -> np.ndarray:
-    """Return the mean squared error of each mask, (N,), of differences (N, 1, H, W)."""
-    return np.asarray(difference.square().flatten(1).mean(dim=1).double())
 
 
 def _compare_errors(network: np.ndarray, other: np.ndarray) -> str:
