@@ -21,7 +21,7 @@ SUFFIXES = (GLP, ".gds", ".gds2", ".oas")
 _MAX_SHOWN = 5
 
 
-def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
+def read_layout(path: str | Path, layer: str = "", cell: str = "") -> list[Polygon]:
     """Return the polygons of one layer of a layout, in nm, with cell references and arrays expanded.
 
     Args:
@@ -34,6 +34,7 @@ def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
         DataError: everything that is wrong with the file; if a layer has to be named, the message lists the
             layers in the file.
     """
+    path = Path(path)
     by_layer = _read_glp(path, cell) if path.suffix.lower() == GLP else _read_gds(path, cell)
     if not by_layer:
         raise DataError(f"{path}: has no polygon")

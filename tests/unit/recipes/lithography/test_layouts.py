@@ -69,7 +69,7 @@ def test_glp_gds_and_oasis_give_the_same_polygons(tmp_path: Path) -> None:
     library.write_gds(tmp_path / "a.gds")
     library.write_oas(tmp_path / "a.oas")
     images = [
-        rasterised(read_layout(tmp_path / name, layer), (0, 0), (10, 10), 10.0)
+        rasterised(read_layout(str(tmp_path / name), layer), (0, 0), (10, 10), 10.0)
         for name, layer in (("a.glp", "M1"), ("a.gds", "7"), ("a.oas", "7/0"))
     ]
     assert images[0].sum() == 3 * 4 + 4 * 4 - 2 * 2 - 1 * 1
