@@ -100,11 +100,13 @@ class Target:
 
 def _first_fall(values: np.ndarray, level: float) -> float:
     """Return the index at which values (N,) first fall to a level, interpolated linearly; N - 1 if they stay
-    above it."""
+    above it, 0 if they are below it from the start, as the covariance of a field of one phase is."""
     below = np.flatnonzero(values < level)
     if not len(below):
         return float(len(values) - 1)
     after = int(below[0])
+    if after == 0:
+        return 0.0
     return float(after - 1 + (values[after - 1] - level) / (values[after - 1] - values[after]))
 
 
