@@ -59,7 +59,7 @@ class Architecture:
 
 
 class Stack(nn.Module):
-    """Layers in sequence, of which some return their output as features.
+    """Layers in sequence; the outputs of some layers, the tapped ones, are returned as features.
 
     Args:
         layers: the layers; their parameters are named features.0.weight and so on.
@@ -179,8 +179,8 @@ ARCHITECTURES = (
 
 
 def convolution_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
-    """Build a network of successive 3D convolutions with ReLU, each of which is tapped. The resolution is
-    halved before each convolution but the first.
+    """Build a network of successive 3D convolutions with ReLU and tap each ReLU. The resolution is halved
+    before each convolution but the first.
 
     Args:
         layers: the weights (out, in, k, k, k), with an odd k, and biases (out,) of each convolution.

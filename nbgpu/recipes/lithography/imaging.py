@@ -3,7 +3,7 @@
 Abbe: each source point is a coherent system, whose amplitude is the mask's spectrum times the pupil, shifted
 by the direction of the light; the intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical
 Imaging in Projection Microlithography, 2005). SOCS: the same sum in another basis, the eigenvectors of
-Hopkins's transmission cross coefficients, a few of which carry most of the energy (Cobb 1998).
+Hopkins's transmission cross coefficients; a few of them carry most of the energy (Cobb 1998).
 
 Fields are computed on the coarsest grid that holds the whole spectrum of the image, 4 NA / wavelength wide,
 and the image is resampled on the mask's grid by its Fourier series. That is exact and costs the same for all

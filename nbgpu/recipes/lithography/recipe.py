@@ -142,7 +142,7 @@ class Lithography:
         inspection.require(self.config, self._parts().everything, look)
 
     def amount(self) -> DataAmount:
-        """Return the numbers of masks, each of which gives one sample in an epoch. Only names and headers of
+        """Return the numbers of masks; a mask gives one sample in an epoch. Only names and headers of
         pictures are read."""
         return self._parts().amount()
 
