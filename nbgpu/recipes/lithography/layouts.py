@@ -95,6 +95,8 @@ def _read_glp(path: Path, cell: str) -> dict[str, list[Polygon]]:
 def _glp_polygon(kind: str, numbers: list[float]) -> Polygon:
     """Return the corners (N, 2) of a RECT or PGON from the numbers of its line; ValueError if they are too
     few or do not fit."""
+    if not np.isfinite(numbers).all():
+        raise ValueError("coordinates must be finite numbers")
     if kind == "RECT":
         if len(numbers) != 4 or min(numbers[2:]) <= 0:
             raise ValueError("a RECT needs x, y, and a width and a height above 0")

@@ -79,8 +79,9 @@ def test_glp_gds_and_oasis_give_the_same_polygons(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> None:
     bad = tmp_path / "bad.glp"
-    bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n")
-    with pytest.raises(DataError, match=r"line 10: a RECT needs(.|\n)*line 11: could not convert"):
+    bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n   RECT N M1 nan 2 3 4\n")
+    expected = r"line 10: a RECT needs(.|\n)*line 11: could not convert(.|\n)*line 12: coordinates must be"
+    with pytest.raises(DataError, match=expected):
         read_layout(bad)
     two = tmp_path / "two.glp"
     two.write_text(GLP + "   RECT N M2 1 2 3 4\n")
