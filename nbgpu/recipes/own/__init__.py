@@ -16,6 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -174,16 +175,14 @@ class Own:
         _require_visible_methods(type(self._own), config)
         self._code = _Code(original, source, config.seed)
         self._datasets: dict[str, Dataset[Any]] = {}
-        """The results of the person's `dataset` and `val_dataset`, by the name of the method."""
-        self._parts: tuple[Dataset[Any], Dataset[Any] | None] | None = None
-        """The training samples and the held-out samples."""
+        """The results of the person's `dataset` and `val_dataset`, by the name of the method; from the first
+        use of `_parts` on."""
         self._new: Dataset[Any] | None = None
         """The result of the person's `new_data`."""
-        self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
         """Return the loaders of the rank's share of the training samples and of the held-out samples."""
-        train, val = self._split()
+        train, val = self._parts
         reader = Reader(train, self.amount(), self.config, rank, world_size, device, self._code)
         what = "val_dataset" if "val_dataset" in self._datasets else "dataset"
         held_out = HeldOut(val, self.config, rank, world_size, what) if val is not None else ()
@@ -199,7 +198,7 @@ class Own:
 
     def amount(self) -> DataAmount:
         """Return the numbers of training and held-out samples; each counts as a volume with one sample."""
-        train, val = self._split()
+        train, val = self._parts
         return DataAmount(len(train), 1, 0 if val is None else len(val))  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
@@ -207,13 +206,15 @@ class Own:
 
     def example(self, batch_size: int) -> Batch:
         """Return a batch of random numbers, or of zeros for integers, with the shapes of the first sample."""
-        if self._shapes is None:
-            first = named(self._split()[0][0])
-            self._shapes = {name: (tuple(part.shape), part.dtype) for name, part in first.items()}
         return {
             name: (torch.rand if dtype.is_floating_point else torch.zeros)((batch_size, *shape), dtype=dtype)
             for name, (shape, dtype) in self._shapes.items()
         }
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of each part of the first training sample."""
+        return {name: (tuple(part.shape), part.dtype) for name, part in named(self._parts[0][0]).items()}
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the model's direct children that share no weight with another child. torch's fully_shard
@@ -294,16 +295,14 @@ class Own:
     def _identity(self) -> dict[str, Identity]:
         """Return the length and digests of some samples of each dataset, by which the ranks notice that their
         datasets differ."""
-        self._split()
         return {
             f"`{what}`": dataset_identity(dataset, self.config, what)
             for what, dataset in self._datasets.items()
         }
 
-    def _split(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
-        """Return (training dataset, held-out dataset), which are built by the first call."""
-        if self._parts is not None:
-            return self._parts
+    @cached_property
+    def _parts(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """The training samples, and the held-out samples or None. The first use builds the datasets."""
         # With a seed, a dataset that is shuffled or drawn is the same on all ranks, even on a replaced one.
         with randomness.seeded(self.config.split_seed):
             dataset = checks.dataset(self._own.dataset(), self._own.dataset)
@@ -316,13 +315,11 @@ class Own:
             raise DataError(f"{self.config.recipe}: the dataset has no samples")
         num_held_out = round(self.config.val_fraction * num_samples) if val_dataset is None else 0
         if num_held_out == 0 or num_samples < 2:
-            self._parts = dataset, val_dataset
-        else:
-            generator = torch.Generator().manual_seed(self.config.split_seed)
-            order = torch.randperm(num_samples, generator=generator).tolist()
-            held_out = sorted(order[: min(num_held_out, num_samples - 1)])
-            self._parts = Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)
-        return self._parts
+            return dataset, val_dataset
+        generator = torch.Generator().manual_seed(self.config.split_seed)
+        order = torch.randperm(num_samples, generator=generator).tolist()
+        held_out = sorted(order[: min(num_held_out, num_samples - 1)])
+        return Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)
 
 
 def _require_visible_methods(cls: type[OwnRecipe], config: OwnConfig) -> None:
