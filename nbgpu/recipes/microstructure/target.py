@@ -19,7 +19,7 @@ from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.grids import decided, indicated
-from nbgpu.recipes.microstructure.measure import S2, Measure
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, S2, Measure
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import Structure, mean_structure, structures
 
@@ -175,12 +175,9 @@ def _measured(
 ) -> list[dict[str, Tensor]]:
     """Measure the descriptors of fields (P, ...): one set for each direction of a volume or for each picture,
     or one mean over the directions if the settings are isotropic."""
-    sets = [
-        characterize(field, names, measure, multigrid=config.multigrid_descriptor, isotropic=config.isotropic)
-        for field in fields
-    ]
-    if fields[0].ndim == 4 and not config.isotropic:
-        return [{name: values[direction] for name, values in sets[0].items()} for direction in range(3)]
+    sets = [characterize(field, names, measure, multigrid=config.multigrid_descriptor) for field in fields]
+    if fields[0].ndim == 4:
+        sets = [{name: values[d] for name, values in sets[0].items()} for d in range(NUM_DIRECTIONS)]
     return _mean(sets) if config.isotropic else sets
 
 
