@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS
 from nbgpu.recipes.microstructure.gram import GRAM_MATRICES
 from nbgpu.recipes.microstructure.lineal_path import LINEAL_PATHS
-from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels, stacks_of
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels, slice_stacks
 
 DESCRIPTORS: Mapping[str, Descriptor] = {
     descriptor.name: descriptor
@@ -74,7 +74,7 @@ def characterize(
             result[name] = described(field[None], descriptor, measure, levels)[0]
             continue
         directions = []
-        for slices in stacks_of(field):
+        for slices in slice_stacks(field):
             parts = [
                 described(part, descriptor, measure, levels).sum(dim=0)
                 for part in slices.split(_NUM_SLICES_AT_ONCE)

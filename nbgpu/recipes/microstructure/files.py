@@ -16,7 +16,7 @@ from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.micrographs import PICTURE_SUFFIXES, READ_ERRORS, read_micrograph
 
 
-def paths_in(data: str) -> list[Path]:
+def data_paths(data: str) -> list[Path]:
     """Return the files that the `data` setting names: one, or three separated by commas, one for each
     direction."""
     return [Path(name.strip()).expanduser() for name in data.split(",")]
@@ -32,7 +32,7 @@ def load_fields(
     holds rotation vectors in radians, as floats.
 
     Args:
-        data: see `paths_in`.
+        data: see `data_paths`.
         names: the descriptors to be measured.
         measure: the parameters of the descriptors.
         multiphase: whether a field has one channel for each phase; otherwise it has one, for the second of
@@ -45,7 +45,7 @@ def load_fields(
     Raises:
         DataError: lists every problem of all the files, one per line.
     """
-    paths = paths_in(data)
+    paths = data_paths(data)
     problems: list[str] = []
     fields: list[Tensor] = []
     notes: list[str] = []

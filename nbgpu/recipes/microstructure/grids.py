@@ -25,12 +25,12 @@ def num_grids(shape: Sequence[int], limit_to: int, target_levels: int) -> int:
     return min(num_levels(tuple(shape), limit_to), target_levels)
 
 
-def shape_on(grid: int, shape: Sequence[int]) -> tuple[int, ...]:
+def grid_shape(grid: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of a field on a coarser grid, whose pixels are 2^grid times as wide."""
     return tuple(length // 2**grid for length in shape)
 
 
-def steps_on(num_grids: int, num_steps: int) -> list[int]:
+def steps_per_grid(num_grids: int, num_steps: int) -> list[int]:
     """Return the number of steps on each grid, coarsest first: equal shares, and the remainder goes to the
     last grid."""
     share, rest = divmod(num_steps, num_grids)

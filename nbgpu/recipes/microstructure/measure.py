@@ -95,7 +95,7 @@ def slices_along(field: Tensor, direction: int) -> Tensor:
     return field.movedim(direction + 1, 0)
 
 
-def stacks_of(field: Tensor) -> list[Tensor]:
+def slice_stacks(field: Tensor) -> list[Tensor]:
     """Return a stack of slices (N, P, H, W) for each direction, as views: three stacks for a volume
     (P, D, H, W), one stack with one slice for a picture (P, H, W)."""
     return [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]

@@ -36,9 +36,9 @@ from nbgpu.recipes.microstructure.pictures import middle_slices
 from nbgpu.recipes.microstructure.structure import mean_structure, structure_errors
 from nbgpu.recipes.microstructure.target import (
     Target,
+    build_measure,
     holds_descriptors,
     load_target,
-    measure_of,
     save_descriptors,
 )
 
@@ -105,7 +105,7 @@ def _count_phases(config: MicrostructureConfig, only_measured: Sequence[str]) ->
     """
     if holds_descriptors(config.data):
         return load_target(config, only_measured).num_phases
-    measure, names = measure_of(config), [*config.descriptor_types, *only_measured, S2]
+    measure, names = build_measure(config), [*config.descriptor_types, *only_measured, S2]
     fields, _ = load_fields(config.data, names, measure, config.multiphase, config.threshold)
     # A file of weights is read when a descriptor is first computed: compute each once for a blank slice.
     blank = torch.zeros(1, len(fields[0]), *(2 * measure.limit_to,) * 2, dtype=torch.float64)
@@ -130,13 +130,13 @@ def _measured(
     characterized = Characterized(
         config.data,
         target.shape,
-        rows_of(target),
+        phase_rows(target),
         {} if against is None else differences(target, against),
     )
     drawn = io.BytesIO()
-    figure_of(target, Path(measurement.stem).name).savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
+    draw_target(target, Path(measurement.stem).name).savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
     write_whole(Path(f"{measurement.stem}.png"), drawn.getvalue())
-    write_whole(Path(f"{measurement.stem}.csv"), csv_of(characterized.rows))
+    write_whole(Path(f"{measurement.stem}.csv"), format_csv(characterized.rows))
     if characterized.differences:
         lines = [("measure", "difference"), *characterized.differences.items()]
         table = "".join(f"{name},{value}\n" for name, value in lines)
@@ -145,7 +145,7 @@ def _measured(
     return characterized
 
 
-def rows_of(target: Target) -> list[PhaseRow]:
+def phase_rows(target: Target) -> list[PhaseRow]:
     """Return the row of each phase for the table: volume fraction, correlation length and mean chord, in
     pixels. A field that keeps the share of the second phase alone still has a row for both phases."""
     shares = target.shares.tolist()
@@ -169,7 +169,7 @@ def rows_of(target: Target) -> list[PhaseRow]:
     ]
 
 
-def csv_of(rows: Sequence[PhaseRow]) -> str:
+def format_csv(rows: Sequence[PhaseRow]) -> str:
     """Return the rows as CSV with a heading; values that were not measured are empty."""
     text = io.StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(PhaseRow)], lineterminator="\n")
@@ -201,7 +201,7 @@ def differences(target: Target, other: Target) -> dict[str, float]:
     return errors
 
 
-def figure_of(target: Target, title: str) -> Figure:
+def draw_target(target: Target, title: str) -> Figure:
     """Draw the phases, if the target has them, the two-point correlation of the last phase, and as curves the
     covariance of each phase and, if it was measured, the probability of lines inside it."""
     tiles = [] if target.phases is None else middle_slices(target.phases)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nbgpu.engine.workload.shards import Shards, all_gather, share_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.measure import slices_along, stacks_of
+from nbgpu.recipes.microstructure.measure import slice_stacks, slices_along
 
 MAX_PIXELS_AT_ONCE = 2**15
 """The largest number of pixels of the slices whose autograd graph is in memory at one time: Correlations with
@@ -73,7 +73,7 @@ class Objective:
             A scalar, and a tensor of the shape of the field; both are the same on all ranks.
         """
         # A stack of slices (N, P, ...) for each direction, and the indices of the slices to evaluate.
-        stacks = stacks_of(field)
+        stacks = slice_stacks(field)
         indices = [self._draw_slices(len(stack), direction, step) for direction, stack in enumerate(stacks)]
         evaluated = [stack if i is None else stack[i] for stack, i in zip(stacks, indices, strict=True)]
         local_parts = [
@@ -109,9 +109,9 @@ class Objective:
             shards: the division of the field over the ranks.
             coarser: how many times the resolution of the field was halved relative to the target.
         """
-        stacks = stacks_of(field)
+        stacks = slice_stacks(field)
         gradient = field.new_zeros(len(shards.share), shards.num_in_slice)
-        shard_stacks = stacks_of(shards.view(gradient))
+        shard_stacks = slice_stacks(shards.view(gradient))
         losses = []
         for direction, (stack, shard_stack) in enumerate(zip(stacks, shard_stacks, strict=True)):
             local = self._local_part(stack, direction, coarser)

@@ -22,12 +22,12 @@ from nbgpu.recipes.microstructure.cutting import cut_near_share, s2_error
 from nbgpu.recipes.microstructure.files import load_fields, write_vtk
 from nbgpu.recipes.microstructure.grids import (
     decided,
+    grid_shape,
     indicated,
     noise,
     num_grids,
     refined,
-    shape_on,
-    steps_on,
+    steps_per_grid,
 )
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, S2
@@ -107,7 +107,7 @@ class Microstructure(Problem):
     @property
     def num_steps(self) -> Sequence[int]:
         swaps = [self.config.swap_steps] if self.config.swap_steps else []
-        return [*steps_on(self._num_grids, self.config.steps), *swaps]
+        return [*steps_per_grid(self._num_grids, self.config.steps), *swaps]
 
     def _coarser(self, stage: int) -> int:
         """Return how many times the resolution of the field is halved in a stage."""
@@ -129,7 +129,7 @@ class Microstructure(Problem):
         phases are placed at random with the target's shares.
         """
         target = self.target
-        shape = shape_on(self._coarser(stage), target.shape)
+        shape = grid_shape(self._coarser(stage), target.shape)
         given = self._initial if found is None else found
         if given is None:
             if self._swaps(stage):

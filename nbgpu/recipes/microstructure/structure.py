@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from nbgpu.recipes.microstructure.measure import stacks_of
+from nbgpu.recipes.microstructure.measure import slice_stacks
 
 _MAX_LINE = 4
 """The longest line that is measured, in units of limit_to."""
@@ -60,7 +60,7 @@ def structures(phases: Tensor, num_phases: int, limit_to: int, periodic: bool) -
         limit_to: pairs of pixels are less than this many pixels apart, and lines up to four times as long.
         periodic: whether the field continues beyond an edge at the opposite one.
     """
-    return [_structure(stack[:, 0], num_phases, limit_to, periodic) for stack in stacks_of(phases[None])]
+    return [_structure(stack[:, 0], num_phases, limit_to, periodic) for stack in slice_stacks(phases[None])]
 
 
 def structure_errors(measured: Sequence[Structure], targets: Sequence[Structure]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from nbgpu.engine.workload.shards import share_of
 from nbgpu.recipes.microstructure.grids import decided, indicated, pixel_counts
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, stacks_of
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slice_stacks
 from nbgpu.recipes.microstructure.objective import gather_rows
 
 NUM_CANDIDATES = 64
@@ -102,7 +102,7 @@ class _State:
         self._loss = loss
         self._rank, self._world_size = rank, world_size
         self._shape = tuple(field.shape[1:])
-        self._losses = [self._slice_losses(stack, d) for d, stack in enumerate(stacks_of(field))]
+        self._losses = [self._slice_losses(stack, d) for d, stack in enumerate(slice_stacks(field))]
         self._directions = range(len(self._losses))
 
     @property
@@ -140,7 +140,7 @@ class _State:
                 second[is_phase] = others[_draw_indices(weights[others], chances[is_phase])]
         return np.stack([first, second], axis=1)[second >= 0]
 
-    def _slices_of(self, pairs: np.ndarray) -> np.ndarray:
+    def _slice_indices(self, pairs: np.ndarray) -> np.ndarray:
         """Return the index of the slice, for each direction, that each pixel of pairs (N, 2) lies in:
         (N, 2, directions)."""
         if len(self._shape) == 2:
@@ -162,7 +162,7 @@ class _State:
             # The last batch may have fewer swaps than the others.
             batch_losses[: len(batches[i])] = self._swap_losses(batches[i])
         losses = gather_rows(local, len(batches), self._world_size).flatten(0, 1)[: len(pairs)]
-        slices = self._slices_of(pairs)
+        slices = self._slice_indices(pairs)
         rises = torch.zeros(len(pairs), dtype=losses.dtype)
         for d in self._directions:
             change = losses[:, :, d] - self._losses[d][slices[:, :, d]]
@@ -175,11 +175,11 @@ class _State:
         """Compute the losses of the slices that the pixels of up to _BATCH pairs lie in, after each swap
         alone: (N, 2, directions)."""
         losses = torch.empty(len(pairs), 2, len(self._directions), dtype=torch.float64)
-        slice_of = self._slices_of(pairs)
+        slice_of = self._slice_indices(pairs)
         coords = np.stack(np.unravel_index(pairs, self._shape), axis=-1)
         values = self.field.flatten(1)[:, pairs]  # (P, N, 2)
         numbers = np.arange(len(pairs))
-        for d, stack in enumerate(stacks_of(self.field)):
+        for d, stack in enumerate(slice_stacks(self.field)):
             slices = stack[slice_of[:, :, d]].clone()  # (N, 2, P, H, W)
             in_slice = np.delete(coords, d, axis=-1) if len(self._shape) == NUM_DIRECTIONS else coords
             # Each pixel gets the other pixel's value in those of the pair's two slices that it lies in.
@@ -206,7 +206,12 @@ class _State:
         has_fallen = False
         flat = self.field.flatten(1)
         for pair, slices, swap_losses, rise, chance in zip(
-            pairs, self._slices_of(pairs), losses, rises.tolist(), generator.random(len(pairs)), strict=True
+            pairs,
+            self._slice_indices(pairs),
+            losses,
+            rises.tolist(),
+            generator.random(len(pairs)),
+            strict=True,
         ):
             # Losses of a slice that an earlier swap has changed are out of date.
             touched = {(d, int(index)) for d in self._directions for index in slices[:, d]}

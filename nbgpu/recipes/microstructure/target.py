@@ -115,7 +115,7 @@ def holds_descriptors(data: str) -> bool:
     return data.endswith((".npz", *mcrpy_files.SUFFIXES))
 
 
-def measure_of(config: MicrostructureConfig) -> Measure:
+def build_measure(config: MicrostructureConfig) -> Measure:
     return Measure(config.limit_to, config.periodic, config.gram_network)
 
 
@@ -135,7 +135,7 @@ def load_target(config: MicrostructureConfig, only_measured: Sequence[str] = ())
         return _from_mcrpy(config, [*config.descriptor_types, *only_measured])
     if holds_descriptors(config.data):
         return _from_descriptors(config, names)
-    measure = measure_of(config)
+    measure = build_measure(config)
     if config.data == "generated":
         sizes = tuple(max(length, 2 * config.limit_to) for length in _GENERATED_SHAPE)
         fractions = config.generated_fractions
@@ -263,7 +263,7 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
     ]
     return Target(
         _reduced(config, descriptors),
-        measure_of(config),
+        build_measure(config),
         num_phases if config.multiphase else 1,
         _shape(config, tuple(int(length) for length in arrays["shape"])),
         summary=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
@@ -278,7 +278,7 @@ def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
     Raises:
         DataError: a line for each problem of the file.
     """
-    measure = measure_of(config)
+    measure = build_measure(config)
     saved = mcrpy_files.read(config.data, names, measure)
     problems = _phase_problems(config, saved.num_phases)
     if saved.shape is None and not config.shape:
