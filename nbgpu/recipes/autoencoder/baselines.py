@@ -131,8 +131,8 @@ def compared(
     )
     times = f"{num_channels} x " if num_channels > 1 else ""
     note = (
-        f"{_verdict(gains_db, best)}, on {len(image)} held-out patches of {_by(config.patch)} voxels. For each patch {keep}, trilinear "
-        f"sampling {times}{_by(grid)} = {num_channels * math.prod(grid)}, PCA {len(components)}"
+        f"{_verdict(gains_db, best)}, on {len(image)} held-out patches of {_edges_in_words(config.patch)} voxels. For each patch {keep}, trilinear "
+        f"sampling {times}{_edges_in_words(grid)} = {num_channels * math.prod(grid)}, PCA {len(components)}"
     )
     if len(components) < num_latent:
         note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
@@ -157,6 +157,6 @@ def _verdict(gains_db: np.ndarray, best: str) -> str:
     return f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it {interval}"
 
 
-def _by(edges: Sequence[int]) -> str:
+def _edges_in_words(edges: Sequence[int]) -> str:
     """Return '16^3' for a cube, and '16 x 24 x 8' for other volumes."""
     return f"{edges[0]}^3" if len({*edges}) == 1 else " x ".join(map(str, edges))

@@ -22,7 +22,7 @@ _LATENT_CHANNELS = 8
 _SMALLEST = 8
 
 
-def networks_for(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
+def propose_networks(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
     """Propose networks and patch sizes, the largest first, for which a patch fits into the smallest volume.
     Settings that were given keep their values.
 

@@ -27,7 +27,7 @@ from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder.reading import VolumeReader, item_of, mni152, scaled, source_affine
+from nbgpu.recipes.autoencoder.reading import VolumeReader, mni152, scaled, source_affine, volume_item
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained
@@ -256,7 +256,7 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
         return [{"name": "mni152", "image": mni152()}]
     paths = find_volumes(source).everything
     check_headers(paths, 1, spacing_mm=config.spacing_mm, channels=config.image_channels)
-    return [item_of(path) for path in paths]
+    return [volume_item(path) for path in paths]
 
 
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:

@@ -20,7 +20,7 @@ from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
-from nbgpu.recipes.autoencoder.reading import VolumeReader, channel_labels, item_of, mni152, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, channel_labels, mni152, scaled, volume_item
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.run_folder.predictions import Job, Row
@@ -38,7 +38,7 @@ def new_volumes(config: AutoencoderConfig, data: str) -> tuple[list[Item], list[
     paths = find_volumes(data).everything
     reader = VolumeReader.of(config)
     problems = {path: problem for path in paths if (problem := reader.problem(path)) is not None}
-    items = [item_of(path) for path in paths if path not in problems]
+    items = [volume_item(path) for path in paths if path not in problems]
     return items, [f"{path}: {problem}" for path, problem in problems.items()]
 
 

@@ -146,7 +146,7 @@ class Prepare(Transform):
         return part.contiguous()
 
 
-def item_of(path: Path) -> Item:
+def volume_item(path: Path) -> Item:
     """Return the Item of a file, which is named by its path."""
     return {"name": str(path), "image": path}
 

@@ -33,7 +33,7 @@ from nbgpu.planning.epochs import DataAmount
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.recipes import side_by_side
 from nbgpu.recipes.autoencoder.baselines import compared
-from nbgpu.recipes.autoencoder.choices import networks_for
+from nbgpu.recipes.autoencoder.choices import propose_networks
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.losses import (
     FeatureDistance,
@@ -44,7 +44,7 @@ from nbgpu.recipes.autoencoder.losses import (
 )
 from nbgpu.recipes.autoencoder.network import build_network, pretrained_network
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
-from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader, item_of, mni152
+from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader, mni152, volume_item
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.side_by_side import Colours
 from nbgpu.run_folder.predictions import Job, Row
@@ -158,7 +158,7 @@ class Autoencoder:
         """Propose values, the largest first, for the settings of network and patch size that were left out;
         each patch fits into the smallest volume. A DataError has a line for each unusable file."""
         volumes = list(dict.fromkeys(item["image"] for item in self._parts().everything))
-        return networks_for(self.config, volumes, on_gpu)
+        return propose_networks(self.config, volumes, on_gpu)
 
     def amount(self) -> DataAmount:
         """Return the amount of data; only names and headers of files are read."""
@@ -185,10 +185,10 @@ class Autoencoder:
         volumes = find_volumes(config.data)
         self._passed_over = volumes.passed_over
         self._check_headers(volumes.everything)
-        items = [item_of(path) for path in volumes.training]
+        items = [volume_item(path) for path in volumes.training]
         if volumes.validation or volumes.test:
             # A list that says which part each volume belongs to.
-            validation, test = ([item_of(p) for p in part] for part in (volumes.validation, volumes.test))
+            validation, test = ([volume_item(p) for p in part] for part in (volumes.validation, volumes.test))
             parts = Parts(items, validation, test)
             self._refuse_shared_patients(parts, volumes)
             return parts
@@ -218,7 +218,7 @@ class Autoencoder:
         reader = VolumeReader.of(self.config)
         problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
-            others = [item_of(path) for path, problem in problems.items() if problem is None]
+            others = [volume_item(path) for path, problem in problems.items() if problem is None]
             lines = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
             raise DataError("\n".join(lines + inspection.problems(self.config, others, self._steps())))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.resist import blurred
-from nbgpu.recipes.lithography.samples import imager_of, optics_of, source_of
+from nbgpu.recipes.lithography.samples import build_optics, build_source, cached_imager
 
 Terms = Callable[[Tensor], list[Tensor]]
 """Computes the terms of a linear model from aerial images; each term has the shape of the images."""
@@ -29,14 +29,16 @@ def best_blur(masks: Tensor, aerials: Tensor) -> float:
 def num_systems(config: LithographyConfig) -> int:
     """Return the number of complex SOCS kernels with as many parameters as the network's real kernels: two
     real kernels make one complex kernel. There are at most as many as points of the source."""
-    return min(config.num_kernels // 2, len(source_of(config).points()))
+    return min(config.num_kernels // 2, len(build_source(config).points()))
 
 
 def socs_images(config: LithographyConfig, masks: Tensor) -> Tensor:
     """Return the aerial images (N, 1, H, H) of square masks by SOCS, with the lens of the settings and
     `num_systems` kernels."""
     edge = masks.shape[-1]
-    imager = imager_of(optics_of(config), source_of(config), edge, config.pixel, num_systems(config))
+    imager = cached_imager(
+        build_optics(config), build_source(config), edge, config.pixel, num_systems(config)
+    )
     # In batches, to bound the memory.
     return torch.cat([imager(part) for part in torch.split(masks, config.batch_size)])
 

@@ -219,7 +219,7 @@ def row(images: Tensor, colours: Colours, grid: Grid) -> str:
     return side_by_side.figure_uri(side_by_side.row(list(images.numpy()), colours, grid))
 
 
-def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, pixel_nm: float) -> str:
+def draw_contours(masks: Tensor, true: Tensor, found: Tensor, threshold: float, pixel_nm: float) -> str:
     """Draw the contours of two sets of images (N, H, W) at a threshold over the masks: the true contours in
     blue, the found ones in orange."""
     grid = Grid("nm", pixel_nm)
@@ -237,7 +237,7 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, 
     return side_by_side.figure_uri(side_by_side.row(list(masks.numpy()), None, grid, draw_over=draw))
 
 
-def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> str:
+def draw_errors(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> str:
     """Draw what images print over the designs, side by side, and return a PNG as a data URI.
 
     A dot at each edge of a design has the colour of its placement error, on a scale for the errors that are

@@ -39,19 +39,19 @@ from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures, Reference
 from nbgpu.recipes.lithography.network import AerialNetwork
-from nbgpu.recipes.lithography.overlay import contours_over, errors_over, row
+from nbgpu.recipes.lithography.overlay import draw_contours, draw_errors, row
 from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import (
     Look,
     Prepare,
-    margin_of,
+    build_optics,
+    build_resist,
+    build_source,
+    load_pairs,
+    margin_pixels,
     optical_diameter_nm,
-    optics_of,
-    pairs_of,
-    resist_of,
     scalar_warning,
-    source_of,
 )
 from nbgpu.recipes.lithography.tiles import distinct
 from nbgpu.recipes.side_by_side import Colours, Grid
@@ -76,7 +76,7 @@ class Lithography:
 
     def __init__(self, config: LithographyConfig) -> None:
         self.config = config
-        self.resist = resist_of(config)
+        self.resist = build_resist(config)
         self._num_repeated = 0
         """The number of masks that equal another one and were left out; counted by `_parts`."""
         self._prediction_recipe = self
@@ -85,7 +85,7 @@ class Lithography:
     @cached_property
     def measures(self) -> Measures:
         """The measures of images, for the settings' resist, pixel size and margin."""
-        return Measures(self.resist, self.config.pixel, margin_of(self.config))
+        return Measures(self.resist, self.config.pixel, margin_pixels(self.config))
 
     @property
     def _learns_resist(self) -> bool:
@@ -153,7 +153,7 @@ class Lithography:
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
         else:
-            all_pairs = pairs_of(config)
+            all_pairs = load_pairs(config)
             pairs = distinct(all_pairs, self.measures.margin)
             self._num_repeated = len(all_pairs) - len(pairs)
             if self._learns_resist and any(pair.aerial is not None for pair in pairs):
@@ -179,8 +179,8 @@ class Lithography:
         return Compose(
             [
                 Prepare(
-                    optics_of(config),
-                    source_of(config),
+                    build_optics(config),
+                    build_source(config),
                     self._field,
                     config.pixel,
                     config.simulated_kernels,
@@ -330,7 +330,7 @@ class Lithography:
         if data == "generated":
             numbers = range(config.num_masks, config.num_masks + _NUM_NEW)
             return [{"name": f"mask {number}", "generated": number} for number in numbers], []
-        return [_item(pair) for pair in pairs_of(new.config)], []
+        return [_item(pair) for pair in load_pairs(new.config)], []
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Write the network's image of a mask, the polygons that the image prints, and a picture of both.
@@ -404,7 +404,7 @@ class Lithography:
         measures, pixel_nm, threshold = self.measures, self.config.pixel, self.resist.threshold
         mask, true, found = (images[:_NUM_PICTURES, 0] for images in (mask, true, found))
         true_latent, found_latent = (self.resist.latent(images, pixel_nm) for images in (true, found))
-        overlays = errors_over(
+        overlays = draw_errors(
             design[:_NUM_OVERLAYS, 0], true_latent[:_NUM_OVERLAYS], threshold, pixel_nm, measures.margin
         )
         # The other pictures leave the margins out.
@@ -419,7 +419,7 @@ class Lithography:
             "image in the resist" if self._learns_resist else "aerial image": row(true, intensity, grid),
             "image of the network": row(found, intensity, grid),
             "absolute error of the network": row((found - true).abs(), error, grid),
-            "contours over the mask: true in blue, network in orange": contours_over(
+            "contours over the mask: true in blue, network in orange": draw_contours(
                 mask, true_latent, found_latent, threshold, pixel_nm
             ),
             "what the true image prints over the design: errors at the edges, inside in purple and outside in "

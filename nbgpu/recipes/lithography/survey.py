@@ -31,12 +31,12 @@ from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.lithobench import load_design, load_png
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.samples import (
-    margin_of,
-    optics_of,
-    pairs_of,
-    resist_of,
+    build_optics,
+    build_resist,
+    build_source,
+    load_pairs,
+    margin_pixels,
     scalar_warning,
-    source_of,
 )
 from nbgpu.recipes.lithography.window import ProcessCondition, conditions, process_window, pv_band_nm2
 
@@ -86,13 +86,13 @@ def survey(
     return process_window(
         mask.double(),
         design,
-        optics_of(config),
-        source_of(config),
-        resist_of(config),
+        build_optics(config),
+        build_source(config),
+        build_resist(config),
         config.pixel,
         [every[i] for i in share],
         cut_row=asked.cut_row,
-        margin=margin_of(config),
+        margin=margin_pixels(config),
     )
 
 
@@ -107,11 +107,11 @@ def band_nm2(config: LithographyConfig, asked: SurveyConfig) -> float:
     mask, _ = _mask(config, asked.mask)
     return pv_band_nm2(
         mask.double(),
-        optics_of(config),
-        source_of(config),
-        resist_of(config),
+        build_optics(config),
+        build_source(config),
+        build_resist(config),
         config.pixel,
-        margin=margin_of(config),
+        margin=margin_pixels(config),
     )
 
 
@@ -121,7 +121,7 @@ def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
     if config.data == "generated":
         mask = manhattan(config.size, config.pixel, config.split_seed, number)[0]
         return mask, mask
-    pairs = pairs_of(config)
+    pairs = load_pairs(config)
     if number >= len(pairs):
         raise ConfigError(f"mask={number}: {config.data} has masks 0 to {len(pairs) - 1}")
     pair = pairs[number]

@@ -62,8 +62,8 @@ def _of_lithography(folder: Path) -> None:
     masks = torch.zeros(2, 32, 32)
     masks[:, 8:24, 10:20] = 1
     overlay.row(masks, Colours("transmission", 0, 1), NM)
-    overlay.contours_over(masks, masks, masks, 0.5, 25.0)
-    overlay.errors_over(masks, masks, 0.5, 25.0, margin=4)
+    overlay.draw_contours(masks, masks, masks, 0.5, 25.0)
+    overlay.draw_errors(masks, masks, 0.5, 25.0, margin=4)
     prediction.write_picture(masks[0], masks[0], masks[0], 0.5, 25.0, folder / "mask")
 
 
