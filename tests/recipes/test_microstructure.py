@@ -28,7 +28,7 @@ from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
-from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap
+from nbgpu.recipes.microstructure.swaps import at_random, swap
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 100.0}
 
@@ -73,10 +73,10 @@ def test_two_ranks_find_the_loss_and_gradient_of_one(cluster2: nbgpu.Cluster, sh
 
 
 SWAPS_ON_RANKS = """
-from nbgpu.recipes.microstructure.swaps import Cooling, swap
+from nbgpu.recipes.microstructure.swaps import swap
 
 told = []
-swap(loss, field, range(8), lambda *news: told.append(news), Cooling(0.5, 8), seed=1, rank=rank, world_size=world_size)
+swap(loss, field, range(8), lambda *news: told.append(news), temperature=0.5, seed=1, rank=rank, world_size=world_size)
 some = Objective(loss, rank, world_size, num_drawn=3, seed=1)(field, step=5)
 """
 
@@ -87,7 +87,7 @@ def test_two_ranks_swap_and_draw_what_one_does(cluster2: nbgpu.Cluster) -> None:
     field = indicated(at_random(torch.tensor([0.65, 0.35]), (16, 16, 16), seed=0), 1)
     loss = Loss([target], WEIGHTS, measure)
     alone: list[tuple[torch.Tensor, float]] = []
-    swap(loss, field, range(8), lambda *news: alone.append(news), Cooling(0.5, 8), seed=1)
+    swap(loss, field, range(8), lambda *news: alone.append(news), temperature=0.5, seed=1)
     expected = Objective(loss, num_drawn=3, seed=1)(field, step=5)
     cluster2.push(field=field, target=target)
     cluster2.execute(ON_RANKS + SWAPS_ON_RANKS)

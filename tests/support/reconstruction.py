@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nbgpu.engine.workload.descent import LBFGS, descend
-from nbgpu.recipes.microstructure.grids import decided, noise, num_grids, refined, shape_on, steps_on
+from nbgpu.recipes.microstructure.grids import decided, grid_shape, noise, num_grids, refined, steps_per_grid
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.objective import Objective
 
@@ -57,10 +57,10 @@ def reconstruct(
     """
     grids = num_grids(shape, loss.measure.limit_to, levels)
     objective = Objective(loss)
-    field = noise(num_phases, shape_on(grids - 1, shape), seed)
+    field = noise(num_phases, grid_shape(grids - 1, shape), seed)
     losses, ended = [], []
-    for grid, steps in zip(reversed(range(grids)), steps_on(grids, num_steps), strict=True):
-        field = refined(field, shape_on(grid, shape)) if grid < grids - 1 else field
+    for grid, steps in zip(reversed(range(grids)), steps_per_grid(grids, num_steps), strict=True):
+        field = refined(field, grid_shape(grid, shape)) if grid < grids - 1 else field
         on_grid: list[float] = []
 
         def after_step(found: Tensor, value: float, on_grid: list[float] = on_grid) -> None:

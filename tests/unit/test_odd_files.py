@@ -23,7 +23,7 @@ from nbgpu.config import ClusterConfig, read_toml, train_config, write_toml
 from nbgpu.errors import ConfigError, DataError, NbgpuError, RunError
 from nbgpu.planning import suitability
 from nbgpu.protocol.records import PROFILE_PARTS, Sample
-from nbgpu.recipes.lithography.recipe import pairs_of
+from nbgpu.recipes.lithography.recipe import load_pairs
 from nbgpu.run_folder import checkpoint_files, lines, metrics_files, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import CommandWatch
@@ -526,6 +526,6 @@ def test_pipes_among_layouts_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "masks" / "b.png")
     named = train_config("lithography", data=f"{tmp_path / 'a.gds'},{tmp_path / 'c.gds'}", pixel_nm=25)
     with pytest.raises(DataError, match=r"a\.gds: there is no such file or folder\n.*c\.gds: there is no"):
-        pairs_of(named)
+        load_pairs(named)
     with pytest.raises(DataError, match="has no"):
-        pairs_of(train_config("lithography", data=str(tmp_path), pixel_nm=25))
+        load_pairs(train_config("lithography", data=str(tmp_path), pixel_nm=25))

@@ -19,10 +19,10 @@ from nbgpu.recipes.image_quality import psnr_db, ssim
 
 
 def finest_grid(shape: Sequence[int], num_values: int) -> tuple[int, int, int]:
-    """Return the finest grid with at most `num_values` points (at least 1) over a volume of this shape, with
-    points about equally far apart along all axes."""
+    """Return the shape of the finest grid with at most `num_values` points (at least 1) over a volume of this
+    shape, with points about equally far apart along all axes."""
     best = (1, 1, 1)
-    # Every density at which an axis gets one point more, in points per voxel.
+    # Every density, in points per voxel, at which an axis gets one point more, in ascending order.
     for density in sorted({Fraction(n, edge) for edge in shape for n in range(1, edge + 1)}):
         first, second, third = (max(1, math.floor(edge * density)) for edge in shape)
         if first * second * third > num_values:
@@ -32,7 +32,7 @@ def finest_grid(shape: Sequence[int], num_values: int) -> tuple[int, int, int]:
 
 
 def trilinear(image: Tensor, grid: Sequence[int]) -> Tensor:
-    """Sample patches (N, 1, p, q, r) on a grid of so many points along each axis, and interpolate back."""
+    """Sample patches (N, C, p, q, r) on a coarser grid of this shape, and interpolate them back."""
     size = image.shape[2:]
     if tuple(grid) == tuple(size):
         return image
@@ -41,7 +41,7 @@ def trilinear(image: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
-    """Filter patches (N, 1, p, q, r) with an ideal low-pass filter: keep the `num_values` coefficients of the
+    """Filter patches (N, C, p, q, r) with an ideal low-pass filter: keep the `num_values` coefficients of the
     3D cosine transform (DCT-II) with the lowest spatial frequencies, and set the others to 0.
 
     Frequencies count as low by their distance from 0, in periods per voxel. Among the orders tried on the
@@ -63,25 +63,25 @@ def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
 
 
 def principal_components(training: Tensor, max_components: int) -> tuple[Tensor, Tensor]:
-    """Return (mean (1, 1, p, q, r), components (K, p*q*r)); K is at most max_components, and less than the
-    number of patches.
+    """Return the mean (1, C, p, q, r) of patches (N, C, p, q, r) and their principal components
+    (K, C*p*q*r), where K is at most max_components and less than N.
 
-    They come from the eigenvectors of the patches' scalar products ("snapshots", Sirovich 1987): there are
-    far fewer patches than voxels, and a singular value decomposition of 1024 patches of 32^3 takes 20 s on
-    one core.
+    The components are computed from the eigenvectors of the patches' scalar products ("snapshots", Sirovich
+    1987), because there are far fewer patches than voxels: a singular value decomposition of 1024 patches of
+    32^3 takes 20 s on one core.
     """
     mean = training.mean(dim=0, keepdim=True)
     centred = (training - mean).flatten(1).double()
     variances, vectors = torch.linalg.eigh(centred @ centred.T)  # in ascending order
     # Subtracting the mean removes a dimension, and similar patches remove more: such eigenvectors are noise.
-    num_meant = int((variances > 1e-10 * variances[-1]).sum())
-    num_components = min(max_components, len(training) - 1, num_meant)
+    num_above_noise = int((variances > 1e-10 * variances[-1]).sum())
+    num_components = min(max_components, len(training) - 1, num_above_noise)
     components = vectors[:, -num_components:].T @ centred
     return mean, functional.normalize(components, dim=1).float()
 
 
 def project(image: Tensor, mean: Tensor, components: Tensor) -> Tensor:
-    """Return the orthogonal projection of patches (N, 1, p, q, r) onto the principal components, clipped to
+    """Return the orthogonal projection of patches (N, C, p, q, r) onto the principal components, clipped to
     0..1."""
     weights = (image - mean).flatten(1) @ components.T
     return ((weights @ components).view_as(image) + mean).clamp(0, 1)
@@ -90,10 +90,10 @@ def project(image: Tensor, mean: Tensor, components: Tensor) -> Tensor:
 def compared(
     config: AutoencoderConfig, image: Tensor, reconstruction: Tensor, fitted_on: Tensor
 ) -> tuple[dict[str, dict[str, float]], str]:
-    """Measure the PSNR and SSIM of the autoencoder and of each baseline on held-out patches, and return
+    """Measure the PSNR in dB and the SSIM of the autoencoder and of each baseline on held-out patches; return
     ({method: {"psnr_db", "ssim"}}, a note that compares the autoencoder with the best baseline).
 
-    The coarser grid and the cosine transform keep as many values of each channel.
+    The coarser grid and the cosine transform divide the number of values equally among the channels.
 
     Args:
         config: the settings, which say how many values the autoencoder keeps.
@@ -123,16 +123,16 @@ def compared(
     }
     best = max(baselines, key=lambda name: table[name]["psnr_db"])
     gains_db = psnrs_db["autoencoder"] - psnrs_db[best]
-    of_dct = per_channel * num_channels
+    num_dct = per_channel * num_channels
     keep = (
         f"the autoencoder and the DCT keep {num_latent} numbers"
-        if of_dct == num_latent
-        else f"the autoencoder keeps {num_latent} numbers, the DCT {of_dct}"
+        if num_dct == num_latent
+        else f"the autoencoder keeps {num_latent} numbers, the DCT {num_dct}"
     )
     times = f"{num_channels} x " if num_channels > 1 else ""
     note = (
-        f"{_verdict(gains_db, best)}, on {len(image)} held-out patches of {_by(config.patch)} voxels. For each patch {keep}, trilinear "
-        f"sampling {times}{_by(grid)} = {num_channels * math.prod(grid)}, PCA {len(components)}"
+        f"{_verdict(gains_db, best)}, on {len(image)} held-out patches of {_edges_in_words(config.patch)} voxels. For each patch {keep}, trilinear "
+        f"sampling {times}{_edges_in_words(grid)} = {num_channels * math.prod(grid)}, PCA {len(components)}"
     )
     if len(components) < num_latent:
         note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
@@ -157,6 +157,6 @@ def _verdict(gains_db: np.ndarray, best: str) -> str:
     return f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it {interval}"
 
 
-def _by(edges: Sequence[int]) -> str:
+def _edges_in_words(edges: Sequence[int]) -> str:
     """Return '16^3' for a cube, and '16 x 24 x 8' for other volumes."""
     return f"{edges[0]}^3" if len({*edges}) == 1 else " x ".join(map(str, edges))

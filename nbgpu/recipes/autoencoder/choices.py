@@ -14,15 +14,15 @@ _ON_GPU = (
     ((32, 64, 128), (96, 80, 64, 48)),
     ((16, 32, 64), (64, 48, 32, 16, 8)),
 )
-"""Channels and edges of patches, the largest first. The first channels are those of MONAI's tutorial
-3d_ldm, whose patches have 112 x 128 x 80 voxels."""
 _ON_CPU = (((16, 32, 64), (32,)), ((8, 16, 32), (32, 16, 8)))
+"""Channels, and edges of patches in voxels, the largest first. The first channels on a GPU are those of
+MONAI's tutorial 3d_ldm, whose patches have 112 x 128 x 80 voxels."""
 _LATENT_CHANNELS = 8
 """As in the tutorial: with three resolutions one latent voxel stands for 64 voxels."""
 _SMALLEST = 8
 
 
-def networks_for(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
+def propose_networks(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
     """Propose networks and patch sizes, the largest first, for which a patch fits into the smallest volume.
     Settings that were given keep their values.
 
@@ -33,24 +33,24 @@ def networks_for(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: boo
     """
     shapes = shapes_of(volumes, spacing_mm=config.spacing_mm, channels=config.image_channels)
     smallest = min(shapes, key=min)
-    room = min(smallest)
+    max_edge = min(smallest)
     if len(volumes) == 1:
         num_parts = 1 + (config.val_fraction > 0) + (config.test_fraction > 0)
-        # Empty margins are cut off first: half of the axis is left in any case that is usual.
-        room = min(room, max(smallest) // (2 * num_parts))
-    multiple = max(4, 2 ** (len(config.channels) - 1)) if config.channels else 4
-    why = f"the smallest of {len(shapes)} volumes has {shape_in_words(smallest)} voxels"
+        # Empty margins are cut off first, which usually leaves at least half of the axis.
+        max_edge = min(max_edge, max(smallest) // (2 * num_parts))
+    multiple = max(4, config.voxels_per_latent)
+    reason = f"the smallest of {len(shapes)} volumes has {shape_in_words(smallest)} voxels"
     if not on_gpu:
-        why += ", and CPU ranks get a small network"
-    found: list[dict[str, object]] = []
+        reason += ", and CPU ranks get a small network"
+    proposals: list[dict[str, object]] = []
     for channels, edges in _ON_GPU if on_gpu else _ON_CPU:
         for edge in edges:
             values = {
-                "patch_size": max(_SMALLEST, min(edge, room) // multiple * multiple),
+                "patch_size": max(_SMALLEST, min(edge, max_edge) // multiple * multiple),
                 "channels": channels,
                 "latent_channels": _LATENT_CHANNELS,
             }
             left_out = {name: value for name, value in values.items() if name in config.left_to_data}
-            if left_out not in found:
-                found.append(left_out)
-    return [Proposal(values, why) for values in found]
+            if left_out not in proposals:
+                proposals.append(left_out)
+    return [Proposal(values, reason) for values in proposals]

@@ -184,13 +184,13 @@ class AutoencoderConfig(TrainConfig):
     @property
     def why_losses_differ(self) -> str:
         """Return a sentence for the charts that names the loss terms of a training step that a validation
-        lacks; empty if both are the reconstruction loss alone."""
-        added = {
+        lacks; empty if both have the reconstruction loss alone."""
+        uses_term = {
             "the KL term": self.kl_weight > _NEGLIGIBLE_KL_WEIGHT,
             "the perceptual distance": self.perceptual != "none",
             "the adversarial term": self.adversarial_weight > 0,
         }
-        terms = " and ".join(name for name, is_in in added.items() if is_in)
+        terms = " and ".join(term for term, is_used in uses_term.items() if is_used)
         return (
             f"The loss of a step also has {terms}; that of a validation is the reconstruction's alone."
             if terms
@@ -242,11 +242,13 @@ class AutoencoderConfig(TrainConfig):
 
     @property
     def num_discriminator_layers(self) -> int:
-        """The value of `discriminator_layers`, or its default where it is left out."""
-        return min(3, self._most_layers) if self.discriminator_layers is None else self.discriminator_layers
+        """The value of `discriminator_layers`, or its default if it is left out."""
+        if self.discriminator_layers is not None:
+            return self.discriminator_layers
+        return min(3, self._max_discriminator_layers)
 
     @property
-    def _most_layers(self) -> int:
+    def _max_discriminator_layers(self) -> int:
         # Every layer but the last halves the patch, and 4 voxels of it must be left.
         return int(math.log2(min(self.patch))) - 2
 
@@ -268,16 +270,15 @@ class AutoencoderConfig(TrainConfig):
         if (
             self.patch_size
             and self.discriminator_layers is not None
-            and self.discriminator_layers > self._most_layers
+            and self.discriminator_layers > self._max_discriminator_layers
         ):
             yield (
                 f"discriminator_layers={self.discriminator_layers} are too many for patch_size={self.patch_size}: at most "
-                f"{self._most_layers}"
+                f"{self._max_discriminator_layers}"
             )
-        if isinstance(self.patch_size, tuple) and len(self.patch_size) not in (1, 3):
-            yield f"patch_size={self.patch_size} must be one number, or three: to the right, front and top"
-        if isinstance(self.spacing, tuple) and len(self.spacing) not in (1, 3):
-            yield f"spacing={self.spacing} must be one number, or three: to the right, front and top"
+        for name, value in (("patch_size", self.patch_size), ("spacing", self.spacing)):
+            if isinstance(value, tuple) and len(value) not in (1, 3):
+                yield f"{name}={value} must be one number, or three: to the right, front and top"
         if len(set(self.image_channels)) < len(self.image_channels):
             yield f"image_channels={self.image_channels} names one twice"
         shrink = self.voxels_per_latent
@@ -317,7 +318,7 @@ class AutoencoderConfig(TrainConfig):
 
 
 def _per_axis(value: float | tuple[float, ...]) -> tuple[float, ...]:
-    """Return the value for each of three axes. A tuple of the wrong length is filled up with 1 or cut to
-    three values, so that properties can be computed until `problems` refuses it."""
-    given = value if isinstance(value, tuple) else (value,)
-    return (*given, *given[-1:] * 2, 1, 1, 1)[:3]
+    """Return the value for each of three axes. A tuple of the wrong length is padded or cut, so that
+    properties can be computed before `problems` refuses it."""
+    values = value if isinstance(value, tuple) else (value,)
+    return (*values, *values[-1:] * 2, 1, 1, 1)[:3]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -27,14 +28,14 @@ from nbgpu.errors import DataError
 from nbgpu.recipes.weight_files import convolutions, listed, misfits, read_weights
 
 _VGG16 = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512)
-"""Channels of the convolutions up to the last features that LPIPS takes."""
-
-
-_OWN_LAYER = re.compile(r"\d+\.(weight|bias)")
-_OF_WHOLE_LPIPS = re.compile(r"net\.slice\d+\.(\d+\..*)")
-"""What LPIPS calls the convolutions in a file of its whole network."""
+"""Output channels of VGG16's convolutions, up to the last features that LPIPS compares."""
+_CONVOLUTION = re.compile(r"\d+\.(weight|bias)")
+"""The names of tensors in a file of successive convolutions."""
+_LPIPS_CONVOLUTION = re.compile(r"net\.slice\d+\.(\d+\..*)")
+"""The names of convolutions in a file of LPIPS with the network."""
 _LINEAR = re.compile(r"lin(\d+)\.model\.\d+\.weight")
-_BESIDE_THE_FEATURES = ("classifier.", "fc.", "lin", "scaling_layer.")
+"""The names of LPIPS's linear layers."""
+_UNUSED_PREFIXES = ("classifier.", "fc.", "lin", "scaling_layer.")
 """Prefixes of tensors in published files that the features do not need."""
 _SUFFIXES = (".pth", ".pt", ".safetensors")
 _RANDOM_CHANNELS = (1, 16, 32)
@@ -43,26 +44,26 @@ _RANDOM_SIZE = 3
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network for whose weights there is a published file."""
+    """A network with published weights."""
 
     title: str
     kind: Literal["lpips", "medicalnet"]
     build: Callable[[], nn.Module]
-    """Makes the network with random weights, in training mode. It returns a list of features."""
+    """Builds the network with random weights, in training mode. The network returns a list of features."""
     linear_file: str = ""
-    """What LPIPS calls the file of its linear layers, without the suffix."""
+    """The name of LPIPS's file of linear layers for this network, without the suffix."""
     tapped_channels: tuple[int, ...] = ()
-    """Channels of the features that LPIPS weighs."""
+    """Channels of the features that LPIPS compares, for each tapped layer."""
     min_edge: int = 1
     """The shortest edge of an image from which all features can be made, in pixels."""
 
 
 class Stack(nn.Module):
-    """Layers one after another, which returns the output of some of them.
+    """Layers in sequence; the outputs of some layers, the tapped ones, are returned as features.
 
     Args:
         layers: the layers; their parameters are named features.0.weight and so on.
-        taps: the places of the layers whose output is returned, in ascending order.
+        taps: the indices of the layers whose output is returned, in ascending order.
     """
 
     def __init__(self, layers: Iterable[nn.Module], taps: Sequence[int]) -> None:
@@ -72,12 +73,12 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the outputs of the tapped layers, in order, for images (N, C, ...)."""
-        found = []
-        for place, layer in enumerate(self.features):
+        features = []
+        for index, layer in enumerate(self.features):
             x = layer(x)
-            if place in self.taps:
-                found.append(x)
-        return found
+            if index in self.taps:
+                features.append(x)
+        return features
 
 
 class Fire(nn.Module):
@@ -107,10 +108,10 @@ def _vgg16() -> nn.Module:
     """Build VGG's configuration D (Simonyan & Zisserman, ICLR 2015)."""
     layers: list[nn.Module] = []
     num_in = 3
-    for one in _VGG16:
-        if isinstance(one, int):
-            layers += [nn.Conv2d(num_in, one, 3, padding=1), nn.ReLU(True)]
-            num_in = one
+    for num_out in _VGG16:
+        if isinstance(num_out, int):
+            layers += [nn.Conv2d(num_in, num_out, 3, padding=1), nn.ReLU(True)]
+            num_in = num_out
         else:
             layers.append(nn.MaxPool2d(2))
     return Stack(layers, taps=(3, 8, 15, 22, 29))
@@ -131,7 +132,8 @@ def _squeezenet() -> nn.Module:
 class MedicalNet(nn.Module):
     """MedicalNet's ResNet (Chen et al., arXiv 1904.00625), which returns the output of its last stage.
 
-    It is MONAI's ResNet, but that the last two stages keep the resolution and have dilated convolutions.
+    It differs from MONAI's ResNet in its last two stages, which keep the resolution and have dilated
+    convolutions.
 
     Args:
         block: 'basic' or 'bottleneck'.
@@ -176,11 +178,12 @@ ARCHITECTURES = (
 )
 
 
-def own_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
-    """Return successive 3D convolutions with ReLU, which halve the resolution before each but the first.
+def convolution_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
+    """Build a network of successive 3D convolutions with ReLU and tap each ReLU. The resolution is halved
+    before each convolution but the first.
 
     Args:
-        layers: weights (out, in, k, k, k) with an odd k, and biases (out,), of each.
+        layers: the weights (out, in, k, k, k), with an odd k, and biases (out,) of each convolution.
     """
     parts: list[nn.Module] = []
     taps = []
@@ -195,20 +198,20 @@ def own_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
 
 @dataclass(frozen=True)
 class FeatureNetwork:
-    """A frozen network, on the CPU, with LPIPS's weights of its features."""
+    """A frozen network on the CPU whose features a perceptual distance compares."""
 
     module: nn.Module
-    """Returns a list of features."""
+    """The network, which returns a list of features."""
     architecture: Architecture | None
-    """None for random filters and convolutions of the user's own."""
+    """The published architecture; None for random filters and the user's own convolutions."""
     linear: tuple[Tensor, ...]
-    """LPIPS's weights of each of the features, (1, C, 1, 1); empty for the other kinds."""
+    """LPIPS's weights (1, C, 1, 1) of the channels of each features; empty for other networks."""
     words: str
-    """What the network is, and which files it is from."""
+    """The network and its files in words, for messages."""
 
 
-def network_of(network: str, linear: str) -> FeatureNetwork:
-    """Return the frozen network that the settings name.
+def load_feature_network(network: str, linear: str) -> FeatureNetwork:
+    """Build the frozen network that the settings name.
 
     The result is cached: a file is read again only after its size or modification time has changed.
 
@@ -229,12 +232,12 @@ def network_of(network: str, linear: str) -> FeatureNetwork:
 
 
 def _stamp(file: Path | None) -> tuple[int, int] | None:
-    """Return (modification time in ns, size in bytes) of a file, by which a changed file is noticed; None if
-    there is no file."""
+    """Return (modification time in ns, size in bytes) of a file, which change with its content; None if there
+    is no file."""
     if file is None or not file.is_file():
         return None
-    found = file.stat()
-    return found.st_mtime_ns, found.st_size
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_size
 
 
 @cache
@@ -248,77 +251,79 @@ def _random() -> FeatureNetwork:
         weights -= weights.mean(dim=(2, 3, 4), keepdim=True)
         weights *= (2 / (num_in * _RANDOM_SIZE**3)) ** 0.5
         layers.append((weights, torch.zeros(num_out)))
-    return FeatureNetwork(_frozen(own_network(layers)), None, (), "random filters")
+    return FeatureNetwork(_frozen(convolution_network(layers)), None, (), "random filters")
 
 
 # The stamps are part of the cache's key, so a file that was written again is read again.
 @lru_cache(maxsize=2)
 def _read(file: Path, linear: Path | None, _stamps: tuple[tuple[int, int] | None, ...]) -> FeatureNetwork:
-    """Read a file of weights and return the frozen network that its tensors' names and shapes identify, for
-    LPIPS with the linear layers that weigh its features.
+    """Read a file of weights and build the frozen network that the names and shapes of its tensors identify.
+    For a network of LPIPS, also read the linear layers.
 
     Args:
         file: the file of the network.
-        linear: LPIPS's own file, or None to look in the network's file and beside it.
+        linear: the file of the linear layers; None to look in the network's file and beside it.
 
     Raises:
         DataError: the file belongs to no known network, or to one that takes no linear layers.
     """
     weights = read_weights(file, "perceptual_network")
-    if weights and all(_OWN_LAYER.fullmatch(name) for name in weights):
+    if weights and all(_CONVOLUTION.fullmatch(name) for name in weights):
         _refuse_unused(linear, "it has 3D convolutions of its own")
-        module = own_network(convolutions(file, weights, num_dims=3))
-        return FeatureNetwork(_frozen(module), None, (), f"{_size_of(module)} 3D convolutions from {file}")
-    weights = {_name_of_features(name): value for name, value in weights.items()}
-    features = {n: t for n, t in weights.items() if not n.startswith(_BESIDE_THE_FEATURES)}
-    architecture, module = _recognised(file, weights, features)
+        layers = convolutions(file, weights, num_dims=3)
+        words = f"{len(layers)} 3D convolutions from {file}"
+        return FeatureNetwork(_frozen(convolution_network(layers)), None, (), words)
+    weights = {_module_name(name): value for name, value in weights.items()}
+    features = {n: t for n, t in weights.items() if not n.startswith(_UNUSED_PREFIXES)}
+    architecture, module = _recognise(file, weights, features)
     if architecture.kind == "medicalnet":
         _refuse_unused(linear, f"it is of {architecture.title}")
         return FeatureNetwork(module, architecture, (), f"{architecture.title} from {file}")
-    source, layers = _linear_layers(file, linear, weights, architecture)
+    source, linear_layers = _linear_layers(file, linear, weights, architecture)
     words = f"{architecture.title} from {file} with LPIPS's linear layers from {source}"
-    return FeatureNetwork(module, architecture, layers, words)
+    return FeatureNetwork(module, architecture, linear_layers, words)
 
 
-def _name_of_features(name: str) -> str:
-    """Return the name that torchvision gives a tensor to which LPIPS or MedicalNet gives another one."""
-    if found := _OF_WHOLE_LPIPS.fullmatch(name):
-        return f"features.{found[1]}"
+def _module_name(name: str) -> str:
+    """Return the name of a tensor in the networks of this module, from that in a file of LPIPS or
+    MedicalNet."""
+    if match := _LPIPS_CONVOLUTION.fullmatch(name):
+        return f"features.{match[1]}"
     return f"resnet.{name}" if name.startswith(("conv1.", "bn1.", "layer")) else name
 
 
-def _recognised(
+def _recognise(
     file: Path, weights: Mapping[str, Tensor], features: Mapping[str, Tensor]
 ) -> tuple[Architecture, nn.Module]:
-    """Return the architecture that shares the most tensors with a file, by name and shape, and a network with
-    the file's weights.
+    """Find the architecture that shares the most tensors with a file, by name and shape; return it and a
+    frozen network with the file's weights.
 
     Args:
         file: the file, for messages.
-        weights: all of its tensors, by name.
-        features: those that are not of a classifier or of LPIPS's linear layers.
+        weights: all tensors of the file, by name.
+        features: the tensors without those of a classifier and of LPIPS's linear layers.
 
     Raises:
         DataError: no architecture shares a tensor, or tensors are missing, have other shapes or are not
             finite.
     """
-    known = []
+    candidates = []
     for architecture in ARCHITECTURES:
         # On the device 'meta' tensors have shapes and no values, so a network is built without taking memory.
         with torch.device("meta"):
             expected = architecture.build().state_dict()
-        same = sum(
+        num_shared = sum(
             name in features and features[name].shape == tensor.shape for name, tensor in expected.items()
         )
-        known.append((same, architecture, expected))
-    same, architecture, expected = max(known, key=lambda each: each[0])
-    if not same:
+        candidates.append((num_shared, architecture, expected))
+    num_shared, architecture, expected = max(candidates, key=itemgetter(0))
+    if not num_shared:
         if any(map(_LINEAR.fullmatch, weights)):
             raise DataError(
                 f"{file}: these are LPIPS's linear layers without the network. Name the file as perceptual_linear, and "
                 "torchvision's file of the network as perceptual_network"
             )
-        titles = ", ".join(each.title for each in ARCHITECTURES)
+        titles = ", ".join(architecture.title for architecture in ARCHITECTURES)
         few = ", ".join(sorted(weights)[:4]) or "no tensors"
         raise DataError(
             f"{file}: is of no network that is known here ({titles}, or 3D convolutions 0.weight, 0.bias, ...). It has "
@@ -327,10 +332,11 @@ def _recognised(
     # Files from old versions of torch lack BatchNorm's counters, which are not used.
     needed = {n: t for n, t in expected.items() if n in features or not n.endswith("num_batches_tracked")}
     if problems := list(misfits(features, needed)):
-        told = listed(problems).replace("resnet.", "")
-        raise DataError(f"{file}: looks like {architecture.title}, but does not fit: {told}")
+        # The file's names lack the prefix.
+        listing = listed(problems).replace("resnet.", "")
+        raise DataError(f"{file}: looks like {architecture.title}, but does not fit: {listing}")
     _refuse_nonfinite(file, features)
-    # Building draws random weights. The run's random numbers must not depend on this.
+    # Building draws random weights, which must not change the random numbers of the run.
     with torch.random.fork_rng(devices=[]):
         module = architecture.build()
     module.load_state_dict(dict(features), strict=False)
@@ -340,8 +346,17 @@ def _recognised(
 def _linear_layers(
     file: Path, linear: Path | None, weights: Mapping[str, Tensor], architecture: Architecture
 ) -> tuple[Path, tuple[Tensor, ...]]:
-    """Return (the file with LPIPS's linear layers, the layers' weights, (1, C, 1, 1) each). The file is that
-    of the setting, else the network's own, else one beside it.
+    """Read LPIPS's linear layers from the file of the setting, else from the network's own file, else from
+    one beside it.
+
+    Args:
+        file: the file of the network.
+        linear: the setting perceptual_linear; None if it was left out.
+        weights: the tensors of the network's file, by name.
+        architecture: the network.
+
+    Returns:
+        The file, and the weights of the layers, (1, C, 1, 1) each.
 
     Raises:
         DataError: layers are missing, have other shapes than the network's features, or are not finite.
@@ -351,11 +366,11 @@ def _linear_layers(
         source, weights = linear, read_weights(linear, "perceptual_linear")
     elif any(map(_LINEAR.fullmatch, weights)):
         source = file
-    elif there := [one for one in beside if one.is_file()]:
-        source, weights = there[0], read_weights(there[0], "perceptual_linear")
+    elif existing := [path for path in beside if path.is_file()]:
+        source, weights = existing[0], read_weights(existing[0], "perceptual_linear")
     else:
         source, weights = file, {}
-    layers = {f"lin{found[1]}": t for name, t in weights.items() if (found := _LINEAR.fullmatch(name))}
+    layers = {f"lin{match[1]}": t for name, t in weights.items() if (match := _LINEAR.fullmatch(name))}
     shapes = {f"lin{i}": (1, number, 1, 1) for i, number in enumerate(architecture.tapped_channels)}
     problems = [
         f"lin{i}.model.1.weight {shape}"
@@ -364,13 +379,10 @@ def _linear_layers(
         if name not in layers or layers[name].shape != shape
     ]
     if problems:
-        where = (
-            ""
-            if source != file
-            else f", and there is none of {', '.join(one.name for one in beside)} beside it"
-        )
+        names = ", ".join(path.name for path in beside)
+        none_beside = f", and there is none of {names} beside it" if source == file else ""
         raise DataError(
-            f"{source}: LPIPS's linear layers for {architecture.title} are needed{where}: {'; '.join(problems)}. Name "
+            f"{source}: LPIPS's linear layers for {architecture.title} are needed{none_beside}: {'; '.join(problems)}. Name "
             f"LPIPS's file {beside[0].name} as perceptual_linear"
         )
     if more := sorted(layers.keys() - shapes.keys()):
@@ -379,22 +391,17 @@ def _linear_layers(
     return source, tuple(layers[name].float() for name in shapes)
 
 
-def _refuse_unused(linear: Path | None, why: str) -> None:
-    """Raise DataError if the setting perceptual_linear is given for a network that has no use for it."""
+def _refuse_unused(linear: Path | None, reason: str) -> None:
+    """Raise DataError if the setting perceptual_linear is given for a network that does not use it."""
     if linear is not None:
         raise DataError(
-            f"{linear}: perceptual_linear is for networks of LPIPS, and {why}: leave perceptual_linear out"
+            f"{linear}: perceptual_linear is for networks of LPIPS, and {reason}: leave perceptual_linear out"
         )
 
 
 def _refuse_nonfinite(file: Path, tensors: Mapping[str, Tensor]) -> None:
     if bad := sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all()):
         raise DataError(f"{file}: has values that are NaN or infinite in {listed(bad)}")
-
-
-def _size_of(module: nn.Module) -> int:
-    """Return the number of 3D convolutions in a network."""
-    return sum(isinstance(layer, nn.Conv3d) for layer in module.modules())
 
 
 def _frozen(module: nn.Module) -> nn.Module:

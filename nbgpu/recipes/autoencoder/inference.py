@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 import nibabel
 import numpy as np
@@ -20,26 +21,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.volumes import (
-    READ_ERRORS,
-    check_headers,
-    first_line,
-)
+from nbgpu.engine.data.volumes import READ_ERRORS, check_headers, first_line
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder.reading import VolumeReader, affine_at, item_of, mni152, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, mni152, scaled, source_affine, volume_item
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained
 from nbgpu.run_folder import folder as runs
 
 INDEX = "latents.json"
-
-_WINDOWS_AT_A_TIME = 4
-Result = TypeVar("Result")
+_WINDOWS_PER_BATCH = 4
 
 
 @dataclass(frozen=True)
@@ -109,31 +104,35 @@ def reconstruct_volume(
     shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
     shape = volume.shape[1:]
     edges = (window,) * 3 if isinstance(window, int) else tuple(window)
-    padding = [_padding(size, edge, shrink) for size, edge in zip(shape, edges, strict=True)]
+    # Each axis must hold a whole number of latent voxels and at least one window.
+    padding = [
+        max(edge, math.ceil(size / shrink) * shrink) - size for size, edge in zip(shape, edges, strict=True)
+    ]
     # torch takes the padding before and after, of the last axis first.
     padded = functional.pad(volume, [n for after in reversed(padding) for n in (0, after)])
-    # A window must begin at the beginning of a latent voxel. 80 * (1 - 0.8) is a little below 16.
+    # A window must begin at the beginning of a latent voxel, so strides are multiples of `shrink`. 1e-6
+    # allows for rounding: 80 * (1 - 0.8) is a little below 16.
     strides = [max(shrink, int(edge * (1 - overlap) + 1e-6) // shrink * shrink) for edge in edges]
-    turns = count(first)
+    batch_numbers = count(first)
 
-    def of_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (reconstruction, mean latent) of a batch of windows (N, C, p, q, r); zeros if it is another
-        rank's turn."""
-        # The ranks take the windows in turn. Zeros stand for those of other ranks: MONAI blends windows with
-        # weights that are the same on every rank, so the sum over the ranks is the whole result.
-        if next(turns) % world_size == rank:
+    def predict(windows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (reconstruction, mean latent) of a batch of windows (N, C, p, q, r); zeros if the batch is
+        another rank's."""
+        # The ranks take the batches in turn. MONAI blends windows with weights that are the same on every
+        # rank, so the sum over the ranks, with zeros for the batches of others, is the whole result.
+        if next(batch_numbers) % world_size == rank:
             mean, _ = network.encode(windows)
             return network.decode(mean).clamp(0, 1), mean
         latent_shape = (len(windows), network.latent_channels, *(edge // shrink for edge in edges))
         return torch.zeros_like(windows), windows.new_zeros(latent_shape)
 
-    found = sliding_window_inference(
+    blended = sliding_window_inference(
         padded[None],
         edges,
-        # With several ranks a batch has one window, so that windows can be shared one by one.
-        1 if world_size > 1 else _WINDOWS_AT_A_TIME,
-        of_windows,
-        # MONAI takes overlaps and rounds the stride, edge * (1 - overlap), down. Half a voxel more keeps
+        # With several ranks a batch has one window, so that the ranks get equal numbers of windows.
+        1 if world_size > 1 else _WINDOWS_PER_BATCH,
+        predict,
+        # MONAI computes the stride as edge * (1 - overlap), rounded down. Half a voxel more keeps
         # floating-point errors from making it one voxel shorter.
         overlap=[
             1 - (stride + 0.5) / edge if stride < edge else 0.0
@@ -141,11 +140,11 @@ def reconstruct_volume(
         ],
         mode="gaussian",
     )
-    assert isinstance(found, tuple)
+    assert isinstance(blended, tuple)
     if world_size > 1:
-        for tensor in found:
+        for tensor in blended:
             dist.all_reduce(tensor)
-    reconstruction, latent = found
+    reconstruction, latent = blended
     return reconstruction[0, :, : shape[0], : shape[1], : shape[2]], latent[0]
 
 
@@ -200,13 +199,15 @@ def encode_volumes(
     assert isinstance(network, AutoencoderKL)
     dtype = next(network.parameters()).dtype
     items = _items(config, data)[:max_volumes]
-    files = file_stems([str(item["name"]) for item in items], SUFFIXES)
+    stems = file_stems([str(item["name"]) for item in items], SUFFIXES)
     out.mkdir(parents=True, exist_ok=True)
     encoded, num_values, total, squares = [], 0, 0.0, 0.0
-    # Every rank reads every volume, because its windows are shared among all ranks. `first` gives the first
-    # window to another rank for each volume, which balances the ranks where volumes have few windows.
-    for index, (item, file) in enumerate(zip(items, files, strict=True)):
-        volume = _agreed(lambda item=item: _volume(item, config), world_size)  # type: ignore[misc]
+    # Every rank reads every volume, because the windows of a volume are shared among all ranks. `first` gives
+    # the first window to another rank for each volume, which balances the ranks if volumes have few windows.
+    for index, (item, stem) in enumerate(zip(items, stems, strict=True)):
+        read = partial(_volume, item, config)
+        # If one rank fails to read, all raise: the others would wait in the next collective for ever.
+        volume = together(read) if world_size > 1 else read()
         reconstruction, latent = reconstruct_volume(
             network,
             volume.to(device, dtype),
@@ -223,18 +224,18 @@ def encode_volumes(
         squares += float(values.square().sum())
         record = Encoded(
             name=str(item["name"]),
-            latent=f"{file}.latent.npy",
-            reconstruction=f"{file}.reconstruction.nii.gz",
+            latent=f"{stem}.latent.npy",
+            reconstruction=f"{stem}.reconstruction.nii.gz",
             psnr_db=round(float(psnr_db(reconstruction[None], volume[None])), 3),
         )
         encoded.append(record)
         if index % world_size == rank:
             np.save(out / record.latent, latent.numpy())
-            made = reconstruction
             if "image" in item:
-                made = VolumeReader.of(config).onto_own_grid(reconstruction, item["image"])
-            voxels = made[0] if len(made) == 1 else made.movedim(0, -1)
-            image = nibabel.Nifti1Image(voxels.numpy(), affine_at(item.get("image")))
+                reconstruction = VolumeReader.of(config).onto_own_grid(reconstruction, item["image"])
+            # NIfTI has the channels last.
+            voxels = reconstruction[0] if len(reconstruction) == 1 else reconstruction.movedim(0, -1)
+            image = nibabel.Nifti1Image(voxels.numpy(), source_affine(item.get("image")))
             nibabel.save(image, out / record.reconstruction)
     # The variance over all volumes from sums, without keeping their latents.
     variance = squares / num_values - (total / num_values) ** 2
@@ -245,34 +246,22 @@ def encode_volumes(
     return latents
 
 
-def _padding(size: int, window: int, shrink: int) -> int:
-    """Return the voxels to append along an axis, so that it holds a whole number of latent voxels and at
-    least one window."""
-    return max(window, math.ceil(size / shrink) * shrink) - size
-
-
-def _agreed(work: Callable[[], Result], world_size: int) -> Result:
-    """Call a function on each rank, and raise on all ranks if it failed on one: a rank that went on alone
-    would wait in the next collective for ever."""
-    return together(work) if world_size > 1 else work()
-
-
 def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
-    """Return an Item for each volume that `data` names, or the run's own setting if it is None. Headers of
-    files are checked here, so that all bad ones are reported before the first volume is encoded."""
+    """Return an Item for each volume that `data` names, by default that of the run. Headers of files are
+    checked here, so that all bad ones are reported before the first volume is encoded."""
     source = config.data if data is None else data
     if source == "phantoms":
         return [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
     if source == "mni152":
         return [{"name": "mni152", "image": mni152()}]
-    found = find_volumes(source)
-    check_headers(found.everything, 1, spacing_mm=config.spacing_mm, channels=config.image_channels)
-    return [item_of(path) for path in found.everything]
+    paths = find_volumes(source).everything
+    check_headers(paths, 1, spacing_mm=config.spacing_mm, channels=config.image_channels)
+    return [volume_item(path) for path in paths]
 
 
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
-    """Read a volume and scale each channel to 0..1: (C, right, front, top). Empty margins are kept, because
-    the latent has to cover the whole file."""
+    """Generate a phantom or read a file and scale each channel to 0..1: (C, right, front, top). Empty margins
+    are kept, because the latent has to cover the whole file."""
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
     name = str(item["name"])

@@ -6,7 +6,7 @@ MONAI, MAISI, and MONAI's older package `generative` call the same weights by di
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -41,7 +41,8 @@ def build_network(config: AutoencoderConfig) -> AutoencoderKL:
         norm_num_groups=config.norm_groups,
         with_encoder_nonlocal_attn=config.with_encoder_nonlocal_attn,
         with_decoder_nonlocal_attn=config.with_decoder_nonlocal_attn,
-        # It goes through scaled_dot_product_attention, whose kernel `sdpa` chooses; the weights are the same.
+        # MONAI then calls scaled_dot_product_attention, whose kernel the setting `sdpa` chooses. The weights
+        # are the same.
         use_flash_attention=True,
     )
     if config.upsampling == "trilinear":
@@ -53,27 +54,27 @@ def build_network(config: AutoencoderConfig) -> AutoencoderKL:
 
 
 def pretrained_network(config: AutoencoderConfig) -> AutoencoderKL:
-    """Return the network of the settings with the weights of the file `pretrained`, which may use the names
-    of MONAI, of MAISI or of `generative`.
+    """Build the network of the settings and load the file `pretrained`, which may use the names of MONAI, of
+    MAISI or of `generative`.
 
     Raises:
-        DataError: the file holds no weights, or others than the network's; the message has their names and
-            shapes.
+        DataError: the file holds no weights, or not those of the network; the message has the names and
+            shapes that differ.
     """
     network, path = build_network(config), Path(config.pretrained).expanduser()
-    own, given = network.state_dict(), read_weights(path)
-    if config.upsampling == "nearest" and any(name.startswith(_ONLY_IN_MAISI) for name in given):
+    state, file_weights = network.state_dict(), read_weights(path)
+    if config.upsampling == "nearest" and any(name.startswith(_ONLY_IN_MAISI) for name in file_weights):
         raise DataError(
             f"{path}: has the names of MAISI's network, which doubles the resolution by trilinear interpolation. Set "
             "upsampling='trilinear'"
         )
-    weights = as_named(given, own)
-    require_fit(weights, own, str(path), _ADVICE)
+    weights = renamed(file_weights, state)
+    require_fit(weights, state, str(path), _ADVICE)
     network.load_state_dict(weights)
     return network
 
 
-def as_named(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename weights of MAISI's and of `generative`'s networks to the names of MONAI's AutoencoderKL; names
     that match nothing stay.
 
@@ -83,29 +84,25 @@ def as_named(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[s
 
     Args:
         weights: the tensors of a file, by name.
-        own: the network's state dict.
+        state: the network's state dict.
     """
-    of_common = {_common(name): name for name in own}
-    found: dict[str, Tensor] = {}
+    by_canonical = {_canonical(name): name for name in state}
+    result: dict[str, Tensor] = {}
     for name, value in weights.items():
-        named = name if name in own else of_common.get(_common(name), name)
-        found[named if named not in found else name] = value
-    return _with_projections(found, own)
+        new_name = name if name in state else by_canonical.get(_canonical(name), name)
+        # Of two tensors with one new name, the second keeps its name, and is then reported as unexpected.
+        result[new_name if new_name not in result else name] = value
+    # An identity and a bias of 0 for each attention block without an output projection.
+    for name in state:
+        block, is_projection, _ = name.partition(".out_proj.weight")
+        query = result.get(f"{block}.to_q.weight")
+        if is_projection and name not in result and query is not None:
+            result[name] = torch.eye(len(query), dtype=query.dtype)
+            result.setdefault(f"{block}.out_proj.bias", torch.zeros(len(query), dtype=query.dtype))
+    return result
 
 
-def _common(name: str) -> str:
+def _canonical(name: str) -> str:
     """Return a canonical name of a weight: equal for the three packages, and unique within one network."""
     name = name.replace(".postconv.", ".conv.").replace(".attn.to_", ".to_")
     return re.sub(r"(\.conv)+\.", ".conv.", name.replace(".attn.out_proj.", ".proj_attn."))
-
-
-def _with_projections(weights: dict[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """Give each attention block whose file lacks an output projection the identity as its weight, and a bias
-    of 0, so that the block computes what the file's network computes; `weights` is changed in place."""
-    for name in own:
-        block, projects, _ = name.partition(".out_proj.weight")
-        query = weights.get(f"{block}.to_q.weight")
-        if projects and name not in weights and query is not None:
-            weights[name] = torch.eye(len(query), dtype=query.dtype)
-            weights.setdefault(f"{block}.out_proj.bias", torch.zeros(len(query), dtype=query.dtype))
-    return weights

@@ -14,18 +14,13 @@ from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.volumes import (
-    READ_ERRORS,
-    first_line,
-    intensity_range,
-    save_like,
-)
+from nbgpu.engine.data.volumes import READ_ERRORS, first_line, intensity_range, save_like
 from nbgpu.engine.workload.recipe import Predicted
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
-from nbgpu.recipes.autoencoder.reading import VolumeReader, item_of, labels, mni152, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, channel_labels, mni152, scaled, volume_item
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.run_folder.predictions import Job, Row
@@ -42,28 +37,30 @@ def new_volumes(config: AutoencoderConfig, data: str) -> tuple[list[Item], list[
         return [{"name": "mni152", "image": mni152()}], []
     paths = find_volumes(data).everything
     reader = VolumeReader.of(config)
-    wrong = {path: problem for path in paths if (problem := reader.problem(path)) is not None}
-    return [item_of(path) for path in paths if path not in wrong], [f"{p}: {why}" for p, why in wrong.items()]
+    problems = {path: problem for path in paths if (problem := reader.problem(path)) is not None}
+    items = [volume_item(path) for path in paths if path not in problems]
+    return items, [f"{path}: {problem}" for path, problem in problems.items()]
 
 
 def encoded(
     network: AutoencoderKL, device: torch.device, config: AutoencoderConfig, item: Item, stem: Path
 ) -> Predicted:
-    """Write the latent of a volume (`Encoded.latent`), and its reconstruction as NIfTI.
+    """Encode a volume; write its latent as .npy and its reconstruction as NIfTI, and return the PSNR in dB.
 
     The latent has the voxel size of the setting `spacing`, and `psnr_db` compares volumes of that voxel size.
-    The reconstruction lies on the file's own grid and in its intensities; values above their 99.5th
-    percentile are clipped.
+    The reconstruction is resampled to the grid of the file and scaled to its intensities; values above their
+    99.5th percentile are clipped.
 
     Raises:
         DataError: the file cannot be decoded, or has no contrast.
     """
     name, source, reader = str(item["name"]), item.get("image"), VolumeReader.of(config)
     image = volume = _voxels(item, config, reader)
-    # Phantoms have their values from 0 to 1 already.
+    # The intensities of each channel that are scaled to 0 and 1; phantoms have values from 0 to 1 already.
     ranges = [(0.0, 1.0)]
     if source is not None:
-        ranges = [intensity_range(one, label) for one, label in zip(image, labels(image, name), strict=True)]
+        labels = channel_labels(image, name)
+        ranges = [intensity_range(channel, label) for channel, label in zip(image, labels, strict=True)]
         volume = scaled(image, name)
     dtype = next(network.parameters()).dtype
     reconstruction, latent = reconstruct_volume(network, volume.to(device, dtype), config.patch)
@@ -72,10 +69,10 @@ def encoded(
     np.save(paths[0], latent.numpy())
     # Undo the scaling to 0..1, separately for each channel.
     low, high = (torch.tensor(ends).reshape(-1, 1, 1, 1) for ends in zip(*ranges, strict=True))
-    made = reconstruction * (high - low) + low
+    unscaled = reconstruction * (high - low) + low
     if source is not None:
-        made = reader.onto_own_grid(made, source)
-    save_like(made, source if isinstance(source, Path) else None, paths[1])
+        unscaled = reader.onto_own_grid(unscaled, source)
+    save_like(unscaled, source if isinstance(source, Path) else None, paths[1])
     values = latent.double()
     return Predicted(
         {"psnr_db": round(float(psnr_db(reconstruction[None], volume[None])), 3)},
@@ -89,15 +86,15 @@ def encoded(
 
 
 def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> list[str]:
-    """Write `latents.json`, which lists all volumes and the factor that scales their latents to variance 1,
-    and return sentences about this factor.
+    """Write `latents.json`, with all volumes and the factor that scales their latents to variance 1, and
+    return a sentence about this factor.
 
-    The variance follows from the sums that `encoded` left with each row, so no latent is read again.
+    The variance is computed from the sums that `encoded` stored with each row, so no latent is read again.
     """
-    num, total, squares = (
+    num_values, total, squares = (
         sum(row.aside[name] for row in rows) for name in ("num_latents", "sum", "sum_of_squares")
     )
-    scale_factor = 1 / math.sqrt(max(squares / num - (total / num) ** 2, 1e-12))
+    scale_factor = 1 / math.sqrt(max(squares / num_values - (total / num_values) ** 2, 1e-12))
     volumes = tuple(Encoded(row.name, row.files[0], row.files[1], row.values["psnr_db"]) for row in rows)
     latents = Latents(
         job.run_folder,

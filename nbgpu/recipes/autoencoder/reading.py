@@ -1,5 +1,5 @@
-"""Reads volumes as the settings ask for, which of a file's channels and with which voxel size, and prepares
-those from which patches are drawn."""
+"""Reads volumes with the channels and the voxel size of the settings, and prepares them for the drawing of
+patches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class VolumeReader:
         return cls(config.image_channels, config.spacing_mm)
 
     def problem(self, path: Path, patch: Sequence[int] = (1, 1, 1)) -> str | None:
-        """Return why a file cannot be used, as its name, header and size show; None if it can."""
+        """Return why a file cannot be used, judged by its name, header and size; None if it can."""
         return header_problem(path, patch, spacing_mm=self.spacing_mm, channels=self.channels)
 
     def read(self, source: Source, name: str) -> Tensor:
@@ -54,7 +54,7 @@ class VolumeReader:
             return image
         # Interpolation would spread NaN and infinite voxels to their neighbours.
         require_finite(image, name)
-        return resampled(image, affine_at(source), self.spacing_mm)[0]
+        return resampled(image, source_affine(source), self.spacing_mm)[0]
 
     def onto_own_grid(self, volume: Tensor, source: Source) -> Tensor:
         """Resample a volume (C, right, front, top) from the voxel size of the settings back to the grid of
@@ -62,33 +62,34 @@ class VolumeReader:
         if not self.spacing_mm:
             return volume
         shape = shape_of(source) if isinstance(source, Path) else tuple(source.shape[1:])
-        _, affine = resampled_grid(shape, affine_at(source), self.spacing_mm)
-        return resampled_onto(volume, affine, shape, affine_at(source))
+        _, affine = resampled_grid(shape, source_affine(source), self.spacing_mm)
+        return resampled_onto(volume, affine, shape, source_affine(source))
 
 
 def scaled(image: Tensor, name: str) -> Tensor:
     """Scale each channel of an image (C, D, H, W) to 0..1: its smallest value becomes 0, its 99.5th
     percentile 1, and larger values are clipped."""
+    labels = channel_labels(image, name)
     return torch.cat(
-        [scale_intensity(one[None], label) for one, label in zip(image, labels(image, name), strict=True)]
+        [scale_intensity(channel[None], label) for channel, label in zip(image, labels, strict=True)]
     )
 
 
-def labels(image: Tensor, name: str) -> list[str]:
+def channel_labels(image: Tensor, name: str) -> list[str]:
     """Return the name of each channel of an image (C, D, H, W), for messages."""
     return [name] if len(image) == 1 else [f"{name}, image channel {index}" for index in range(len(image))]
 
 
-def affine_at(source: Source | None) -> np.ndarray:
-    """Return the affine matrix (4, 4), in mm, of a volume with axes to the right, front and top; the identity
-    for a volume that has no file."""
+def source_affine(source: Source | None) -> np.ndarray:
+    """Return the affine matrix (4, 4) from voxel indices to mm, for axes to the right, front and top; the
+    identity for a volume without a file."""
     return affine_of(source) if isinstance(source, Path) else np.eye(4)
 
 
 @dataclass(eq=False)
 class Prepare(Transform):
-    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (C, D, H, W),
-    FOREGROUND}."""
+    """The deterministic transform from an Item to {"image": (C, D, H, W), FOREGROUND}, whose results are
+    cached."""
 
     reader: VolumeReader
     patch_size: tuple[int, ...]
@@ -97,12 +98,13 @@ class Prepare(Transform):
     test_fraction: float = 0.0
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
-        """Generate or read a volume, scale it to 0..1, and crop its empty margins.
+        """Generate or read a volume, scale it to 0..1, crop its empty margins, and cut out the part that the
+        Item names.
 
         Returns:
             `image`, (C, D, H, W), at least as large as a patch. For files also FOREGROUND: the flat indices
-            (K,) of the voxels that are brighter than the mean in at least one channel, around which patches
-            are drawn.
+            (K,) of the voxels that are brighter than the mean in at least one channel. Patches are drawn
+            around them.
         """
         if "phantom" in item:
             return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
@@ -116,24 +118,25 @@ class Prepare(Transform):
         return {"image": image, FOREGROUND: is_bright.flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
-        """Return one part of a single volume, so that training and held-out patches share no voxel: along the
-        longest axis come the training part, that for validation, and that for the test."""
+        """Return one part of a single volume, so that training and held-out patches share no voxel. The parts
+        for training, validation and test follow each other along the longest axis; each part is at least as
+        long as a patch."""
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
-        p = self.patch_size[axis - 1]
+        edge = self.patch_size[axis - 1]
         length = image.shape[axis]
         shares = {"validation": self.val_fraction, "test": self.test_fraction}
-        wanted = {name: max(p, round(share * length)) if share else 0 for name, share in shares.items()}
+        held_out = {name: max(edge, round(share * length)) if share else 0 for name, share in shares.items()}
         num_parts = 1 + sum(share > 0 for share in shares.values())
-        if length < num_parts * p:
+        if length < num_parts * edge:
             raise DataError(
                 f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
-                f"too short for {num_parts} parts of {p} voxels each. Lower patch_size, give a second volume, or set "
+                f"too short for {num_parts} parts of {edge} voxels each. Lower patch_size, give a second volume, or set "
                 f"{' and '.join(f'{part}=0' for part in ('val_fraction', 'test_fraction')[: num_parts - 1])}"
             )
         # Shorten the larger held-out part until at least one patch is left to train on.
-        while sum(wanted.values()) > length - p:
-            wanted[max(wanted, key=lambda name: wanted[name])] -= 1
-        sizes = {"training": length - sum(wanted.values()), **wanted}
+        while sum(held_out.values()) > length - edge:
+            held_out[max(held_out, key=lambda name: held_out[name])] -= 1
+        sizes = {"training": length - sum(held_out.values()), **held_out}
         part = dict(zip(sizes, torch.split(image, list(sizes.values()), dim=axis), strict=True))[item["part"]]
         if part.min() == part.max():
             raise DataError(
@@ -143,7 +146,8 @@ class Prepare(Transform):
         return part.contiguous()
 
 
-def item_of(path: Path) -> Item:
+def volume_item(path: Path) -> Item:
+    """Return the Item of a file, which is named by its path."""
     return {"name": str(path), "image": path}
 
 

@@ -7,6 +7,7 @@ The result compares the autoencoder, on held-out patches, with baselines that ke
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -32,18 +33,18 @@ from nbgpu.planning.epochs import DataAmount
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.recipes import side_by_side
 from nbgpu.recipes.autoencoder.baselines import compared
-from nbgpu.recipes.autoencoder.choices import networks_for
+from nbgpu.recipes.autoencoder.choices import propose_networks
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.losses import (
     FeatureDistance,
-    deceived,
-    discrimination_loss,
+    discriminator_loss,
+    generator_loss,
     kl_divergence,
     spectral_distance,
 )
 from nbgpu.recipes.autoencoder.network import build_network, pretrained_network
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
-from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader, item_of, mni152
+from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader, mni152, volume_item
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.side_by_side import Colours
 from nbgpu.run_folder.predictions import Job, Row
@@ -51,13 +52,10 @@ from nbgpu.run_folder.predictions import Job, Row
 MAX_HELD_OUT_VOXELS = 2**21
 """The largest number of held-out voxels: enough for a stable mean (64 patches of 32^3), few enough to
 validate often."""
-
 MAX_BASELINE_PATCHES = 1024
 MAX_BASELINE_VALUES = 2**25
-"""The largest number of values (128 MiB) of the training patches to which the mean image and PCA are
+"""The largest numbers of training patches, and of their values (128 MiB), to which the mean image and PCA are
 fitted."""
-
-
 _INTENSITY = Colours("intensity, scaled", 0, 1)
 _ERROR = Colours("absolute error", 0, 0.5)
 
@@ -83,6 +81,7 @@ class Autoencoder:
         self.config = config
         self._feature_distance = FeatureDistance(config) if config.perceptual == "features" else None
         self._passed_over = ""
+        """A warning about files in the folder that are no volumes; set by `_parts`."""
 
     # ---- data ----
 
@@ -105,16 +104,16 @@ class Autoencoder:
         loaders = SampleLoader(
             parts, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
-        said = (f"perceptual distance: features of {network.words}",) if network else ()
+        distance = (f"perceptual distance: features of {network.words}",) if network else ()
         return replace(
             loaders,
-            summary=(*loaders.summary, *said),
+            summary=(*loaders.summary, *distance),
             warnings=(*loaders.warnings, *self._warnings(loaders.steps_per_epoch)),
         )
 
     def _warnings(self, steps_per_epoch: int) -> Iterator[str]:
-        """Yield a sentence for each choice that may surprise: files that were passed over, features of random
-        filters, and a discriminator that would begin after the run's end."""
+        """Yield a warning about files that were ignored, features of random filters, and a discriminator that
+        would begin after the run's end."""
         config = self.config
         if self._passed_over:
             yield self._passed_over
@@ -129,7 +128,11 @@ class Autoencoder:
             )
 
     def inspect(self) -> None:
-        """Read the files with weights, and all volumes. DataError has a line for each unusable file."""
+        """Read the files with weights, and all volumes.
+
+        Raises:
+            DataError: a line for each unusable file.
+        """
         failures = []
         for check in (self._read_network, self._check_weights, self._check_volumes):
             try:
@@ -139,10 +142,12 @@ class Autoencoder:
         raise_together(failures)
 
     def _read_network(self) -> None:
+        """Read the perceptual network, which stays in memory; DataError if a file of it is unusable."""
         if self._feature_distance:
             _ = self._feature_distance.network
 
     def _check_weights(self) -> None:
+        """Raise DataError if the file `pretrained` does not fit the network."""
         if self.config.pretrained:
             pretrained_network(self.config)
 
@@ -150,10 +155,10 @@ class Autoencoder:
         inspection.require(self.config, self._parts().everything, self._steps())
 
     def proposals(self, on_gpu: bool) -> list[Proposal]:
-        """Propose networks and patch sizes for settings that were left out, the largest first, in which a
-        patch fits into the smallest volume. A DataError has a line for each unusable file."""
+        """Propose values, the largest first, for the settings of network and patch size that were left out;
+        each patch fits into the smallest volume. A DataError has a line for each unusable file."""
         volumes = list(dict.fromkeys(item["image"] for item in self._parts().everything))
-        return networks_for(self.config, volumes, on_gpu)
+        return propose_networks(self.config, volumes, on_gpu)
 
     def amount(self) -> DataAmount:
         """Return the amount of data; only names and headers of files are read."""
@@ -165,8 +170,8 @@ class Autoencoder:
         )
 
     def _parts(self) -> Parts:
-        """Return the volumes as Items, with all volumes of a patient in the same part. The parts of a single
-        volume are Items with its file and a `part`."""
+        """Divide the volumes into training, validation and test part, with all volumes of a patient in the
+        same part. A single volume becomes an Item for each part, with the same file and the key `part`."""
         config = self.config
         if config.data == "phantoms":
             items: list[Item] = [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
@@ -180,9 +185,10 @@ class Autoencoder:
         volumes = find_volumes(config.data)
         self._passed_over = volumes.passed_over
         self._check_headers(volumes.everything)
-        items = [item_of(path) for path in volumes.training]
+        items = [volume_item(path) for path in volumes.training]
         if volumes.validation or volumes.test:
-            validation, test = ([item_of(p) for p in own] for own in (volumes.validation, volumes.test))
+            # A list that says which part each volume belongs to.
+            validation, test = ([volume_item(p) for p in part] for part in (volumes.validation, volumes.test))
             parts = Parts(items, validation, test)
             self._refuse_shared_patients(parts, volumes)
             return parts
@@ -192,43 +198,38 @@ class Autoencoder:
 
     def _refuse_shared_patients(self, parts: Parts, volumes: VolumeList) -> None:
         """Raise DataError if volumes of one patient are in two parts: the held-out error would then be too
-        good, because the network has seen the patient."""
-        parts_of: dict[str, set[str]] = {}
+        low, because the network has seen the patient."""
+        parts_by_patient: dict[str, set[str]] = defaultdict(set)
         for part, items in vars(parts).items():
             for item in items:
                 patient = volumes.patient_of(item["image"], self.config.patient_pattern)
-                parts_of.setdefault(patient, set()).add(part)
-        shared = {patient: of for patient, of in parts_of.items() if len(of) > 1}
-        if shared:
-            raise DataError(
-                "\n".join(
-                    f"{self.config.data}: the patient {patient} is in {' and in '.join(sorted(of))}"
-                    for patient, of in shared.items()
-                )
-            )
+                parts_by_patient[patient].add(part)
+        problems = [
+            f"{self.config.data}: the patient {patient} is in {' and in '.join(sorted(names))}"
+            for patient, names in parts_by_patient.items()
+            if len(names) > 1
+        ]
+        if problems:
+            raise DataError("\n".join(problems))
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
-        """Raise DataError with a line for each file that its header makes unusable, together with the
-        problems inside the other files, so that one message has all."""
+        """Raise DataError with a line for each file whose header makes it unusable. If there is one, the
+        voxels of the other files are checked as well, so that one message has all problems."""
         reader = VolumeReader.of(self.config)
         problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
-            # Problems inside the other files are reported together with these.
-            others = [item_of(path) for path, problem in problems.items() if problem is None]
-            told = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
-            raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
+            others = [volume_item(path) for path, problem in problems.items() if problem is None]
+            lines = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
+            raise DataError("\n".join(lines + inspection.problems(self.config, others, self._steps())))
 
     def _parts_of_cut_volume(self, item: Item) -> Parts:
         """Return Items for the training, validation and test part of a single volume, which `Prepare` cuts
         across its longest axis."""
-        config = self.config
-        shares = {"validation": config.val_fraction, "test": config.test_fraction}
-        if not any(shares.values()):
+        has_val, has_test = self.config.val_fraction > 0, self.config.test_fraction > 0
+        if not (has_val or has_test):
             return Parts([item], [], [])
-        held_out: dict[str, list[Item]] = {
-            name: [{**item, "part": name}] if share else [] for name, share in shares.items()
-        }
-        return Parts([{**item, "part": "training"}], held_out["validation"], held_out["test"])
+        training, validation, test = ({**item, "part": part} for part in ("training", "validation", "test"))
+        return Parts([training], [validation] if has_val else [], [test] if has_test else [])
 
     def _steps(self) -> Compose:
         """Return the transform that decodes an Item; its settings are part of the key of the cache on
@@ -238,9 +239,9 @@ class Autoencoder:
         return Compose([Prepare(reader, config.patch, config.split_seed, *fractions)])
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
-        """Return the rank's held-out patches (N, C, p, q, r), N >= 0. Whole volumes are shared among the
-        ranks; where there are fewer volumes than ranks, each rank decodes all of them and takes its share of
-        the patches."""
+        """Return the rank's held-out patches (N, C, p, q, r), N >= 0. The ranks share out whole volumes; if
+        there are fewer volumes than ranks, each rank decodes all of them and takes its share of the
+        patches."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
         patches = self._held_out_patches(items, num_volumes=len(held_out))
@@ -255,8 +256,7 @@ class Autoencoder:
             num_volumes: the number of held-out volumes on all ranks, which share the limit.
         """
         patch = self.config.patch
-        max_patches = max(8, MAX_HELD_OUT_VOXELS // math.prod(patch))
-        max_patches = self.config.num_evaluated(max_patches)
+        max_patches = self.config.num_evaluated(max(8, MAX_HELD_OUT_VOXELS // math.prod(patch)))
         decode = Decode(self._steps())
         patches = [torch.empty(0, self.config.num_image_channels, *patch)]
         for item in items[:max_patches]:
@@ -267,24 +267,24 @@ class Autoencoder:
         return torch.cat(patches)
 
     def _training_patches(self, training: Sequence[Item]) -> Tensor:
-        """Return the patches to which baselines are fitted, (N, C, p, q, r), the same for every world
+        """Draw the training patches to which baselines are fitted, (N, C, p, q, r), the same for every world
         size."""
-        limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // math.prod(self.config.patch)))
-        limit = self.config.num_evaluated(limit)
+        config = self.config
+        limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // math.prod(config.patch)))
+        limit = config.num_evaluated(limit)
         draw = self._draw()
         decode = Decode(self._steps())
-        # A few volumes are decoded a second time, and each gives several rounds of patches if needed.
-        num_volumes = min(len(training), math.ceil(limit / self.config.samples_per_volume))
-        rounds = (
-            math.ceil(limit / (num_volumes * self.config.samples_per_volume))
-            if self.config.data != "phantoms"
-            else 1
-        )
+        # As many volumes as needed are decoded again. If they are too few, each is sampled several times;
+        # a phantom is one patch, and gives the same each time.
+        num_volumes = min(len(training), math.ceil(limit / config.samples_per_volume))
+        num_draws = math.ceil(limit / (num_volumes * config.samples_per_volume))
+        if config.data == "phantoms":
+            num_draws = 1
         patches: list[Tensor] = []
         for index, item in enumerate(training[:num_volumes]):
             volume = opened(decode(item))
-            for number in range(rounds):
-                seed = np.random.SeedSequence([self.config.seed, index, number])
+            for number in range(num_draws):
+                seed = np.random.SeedSequence([config.seed, index, number])
                 patches += [sample["image"] for sample in draw(volume, seed)]
         return torch.stack(patches[:limit])
 
@@ -299,7 +299,8 @@ class Autoencoder:
 
     def example(self, batch_size: int) -> Batch:
         """Return {"image": (batch_size, C, p, q, r)} with values from 0 to 1."""
-        # The file is read here, where tensors have values: while a step's memory is estimated they have none.
+        # The perceptual network must be read before a step's memory is estimated on the device 'meta', where
+        # tensors have no values.
         self._read_network()
         return {"image": torch.rand(batch_size, self.config.num_image_channels, *self.config.patch)}
 
@@ -333,12 +334,8 @@ class Autoencoder:
         terms = {"recon_loss": recon_loss, "kl_loss": kl_loss}
         if config.perceptual != "none":
             # The distances take one channel: (N, C, D, H, W) becomes (N * C, 1, D, H, W).
-            output, true = (each.flatten(0, 1)[:, None] for each in (reconstruction, image))
-            distance = (
-                spectral_distance(output, true)
-                if self._feature_distance is None
-                else self._feature_distance(output, true)
-            )
+            output, true = (volumes.flatten(0, 1)[:, None] for volumes in (reconstruction, image))
+            distance = (self._feature_distance or spectral_distance)(output, true)
             loss = loss + config.perceptual_weight * distance
             terms["perceptual_loss"] = distance
         return {"loss": loss, **terms}, reconstruction
@@ -346,8 +343,8 @@ class Autoencoder:
     # ---- the discriminator ----
 
     def discriminator_first_step(self, steps_per_epoch: int) -> int:
-        """Return the steps of `adversarial_after` or `adversarial_after_epochs`, or the first step in a smoke
-        test, which must cover everything."""
+        """Return the number of steps before the discriminator takes part: none in a smoke test, which must
+        cover everything."""
         if self.config.smoke_test:
             return 0
         if self.config.adversarial_after_epochs is not None:
@@ -378,19 +375,19 @@ class Autoencoder:
     def loss_against(
         self, discriminator: nn.Module, model: nn.Module, batch: Batch
     ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Return `loss` plus adversarial_weight * `adversarial_loss`, and (reconstruction, image) for the
-        discriminator."""
+        """Return the terms of `loss` with adversarial_weight * `adversarial_loss` added, and the input of
+        `discriminator_loss`: (detached reconstruction, image)."""
         terms, reconstruction = self._terms(model, batch)
-        adversarial_loss = deceived(_logits(discriminator, reconstruction))
+        adversarial_loss = generator_loss(_logits(discriminator, reconstruction))
         loss = terms["loss"] + self.config.adversarial_weight * adversarial_loss
-        seen = reconstruction.detach(), batch["image"]
-        return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
+        images = reconstruction.detach(), batch["image"]
+        return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, images
 
     def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
         """Return the least-squares loss of the discriminator, a scalar, for the detached reconstruction and
         the image that `loss_against` returned."""
         reconstruction, image = seen
-        return discrimination_loss(_logits(discriminator, reconstruction), _logits(discriminator, image))
+        return discriminator_loss(_logits(discriminator, reconstruction), _logits(discriminator, image))
 
     # ---- validation ----
 
@@ -446,13 +443,14 @@ class Autoencoder:
         return encoded(model, device, self.config, sample, stem)
 
     def reference_samples(self) -> Sequence[Item]:
-        """Return nothing: a volume's latent stands for itself."""
+        """Return none: a volume's latent does not depend on other volumes."""
         return []
 
     def conclude(
         self, rows: Sequence[Row], references: Sequence[Row], job: Job
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Write `latents.json`, which has the factor that diffusion models need."""
+        """Write `latents.json`, with the scale factor that diffusion models need; return no further columns,
+        and a sentence about the factor."""
         return {}, write_index(self.config, rows, job)
 
 
@@ -465,23 +463,26 @@ def _logits(discriminator: nn.Module, image: Tensor) -> Tensor:
     # The device 'meta', on which memory is estimated, has no autocast.
     is_meta = image.device.type == "meta"
     with nullcontext() if is_meta else torch.autocast(image.device.type, enabled=False):
-        said: Tensor = discriminator(image)[-1]
-    return said
+        logits: Tensor = discriminator(image)[-1]
+    return logits
 
 
 @torch.no_grad()
 def _reconstruct(model: nn.Module, image: Tensor) -> Tensor:
-    """Encode and decode through the mean latent; return float32, clipped to 0..1, with the shape of
-    `image`."""
+    """Return images (N, C, p, q, r) encoded to the mean latent and decoded, in float32 and clipped to
+    0..1."""
     network = model.module if isinstance(model, DistributedDataParallel) else model
     assert isinstance(network, AutoencoderKL)
     return network.reconstruct(image).float().clamp(0, 1)
 
 
 def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
-    """Return {caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows.
+    """Draw the middle slices of some samples side by side, with the channels of a sample one after another:
+    the images, the reconstructions and the errors. Return {caption: PNG as a data URI}.
 
-    The channels of a sample come one after another.
+    Args:
+        image, reconstruction: (N, C, p, q, r), from 0 to 1.
+        num_samples: the largest number of samples.
     """
     chosen = torch.linspace(0, len(image) - 1, min(num_samples, len(image))).round().long()
     original, output = image[chosen].flatten(0, 1), reconstruction[chosen].flatten(0, 1)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.resist import blurred
-from nbgpu.recipes.lithography.samples import imager_of, optics_of, source_of
+from nbgpu.recipes.lithography.samples import build_optics, build_source, cached_imager
 
 Terms = Callable[[Tensor], list[Tensor]]
-"""From images to the terms of a model of them, each of the images' shape."""
+"""Computes the terms of a linear model from aerial images; each term has the shape of the images."""
 
 
 def best_blur(masks: Tensor, aerials: Tensor) -> float:
-    """Return the blur, in pixels, with which the squared blurred masks (N, 1, H, W) come closest to their
-    images."""
+    """Return the standard deviation of the blur, in pixels, with which the squared blurred masks (N, 1, H, W)
+    have the least mean squared error from their images."""
     sigmas = np.arange(0.5, 6.0, 0.1)
     errors = [float((blurred(masks, s).square() - aerials).square().mean()) for s in sigmas]
     return float(sigmas[int(np.argmin(errors))])
@@ -29,23 +29,26 @@ def best_blur(masks: Tensor, aerials: Tensor) -> float:
 def num_systems(config: LithographyConfig) -> int:
     """Return the number of complex SOCS kernels with as many parameters as the network's real kernels: two
     real kernels make one complex kernel. There are at most as many as points of the source."""
-    return min(config.num_kernels // 2, len(source_of(config).points()))
+    return min(config.num_kernels // 2, len(build_source(config).points()))
 
 
 def socs_images(config: LithographyConfig, masks: Tensor) -> Tensor:
     """Return the aerial images (N, 1, H, H) of square masks by SOCS, with the lens of the settings and
     `num_systems` kernels."""
     edge = masks.shape[-1]
-    imager = imager_of(optics_of(config), source_of(config), edge, config.pixel, num_systems(config))
+    imager = cached_imager(
+        build_optics(config), build_source(config), edge, config.pixel, num_systems(config)
+    )
     # In batches, to bound the memory.
     return torch.cat([imager(part) for part in torch.split(masks, config.batch_size)])
 
 
 GAUSSIAN_RESIST, COMPACT_RESIST = "SOCS, best Gaussian resist", "SOCS, compact resist model"
 _WIDTHS_NM = (12.5, 25.0, 50.0, 100.0, 200.0)
-_NARROW_NM, _WIDE_NM = (25.0, 50.0), (100.0, 200.0, 300.0)
-"""The standard deviations of a compact model's blurs, and of those whose products are among its terms."""
 _POWERS = (1, 2, 3)
+"""Terms of the compact model: each power of the image, blurred with each of these standard deviations."""
+_NARROW_NM, _WIDE_NM = (25.0, 50.0), (100.0, 200.0, 300.0)
+"""Terms of the compact model: products of a narrow and a wide blur, with these standard deviations."""
 
 
 def fitted_resists(
@@ -66,21 +69,23 @@ def fitted_resists(
         inner: leaves out the margins, which count in no fit.
 
     Returns:
-        By the model's name, its images in the resist of `new`, (M, 1, H, W).
+        {name of the model: its images in the resist for `new`, (M, 1, H, W)}.
     """
     candidates: dict[str, list[Terms]] = {
         GAUSSIAN_RESIST: [partial(_one_blur, sigma=float(sigma)) for sigma in np.arange(0.1, 5.0, 0.2)],
         COMPACT_RESIST: [partial(_compact_terms, pixel_nm=pixel_nm)],
     }
-    wanted = inner(images).double().flatten()
-    found = {}
-    for name, forms in candidates.items():
-        fits = [_least_squares([inner(term) for term in form(aerials)], wanted) for form in forms]
+    true = inner(images).double().flatten()
+    predicted = {}
+    for name, models in candidates.items():
+        fits = [
+            _least_squares([inner(term) for term in compute_terms(aerials)], true) for compute_terms in models
+        ]
         best = int(np.argmin([error for _, error in fits]))
         weights, _ = fits[best]
-        terms = torch.stack([torch.ones_like(new), *forms[best](new)], dim=-1)
-        found[name] = (terms.double() @ weights).to(new.dtype)
-    return found
+        terms = torch.stack([torch.ones_like(new), *models[best](new)], dim=-1)
+        predicted[name] = (terms.double() @ weights).to(new.dtype)
+    return predicted
 
 
 def num_compact_terms() -> int:
@@ -104,9 +109,9 @@ def _compact_terms(image: Tensor, pixel_nm: float) -> list[Tensor]:
     return [*powers, *(one * other for one in narrow for other in wide), (slopes[0] + slopes[1]).sqrt()]
 
 
-def _least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, float]:
-    """Fit a constant and weights of terms to an image by least squares, in float64. Return the weights (1 +
-    T,), the constant first, and the mean squared error."""
-    matrix = torch.stack([torch.ones_like(wanted), *(term.double().flatten() for term in terms)], dim=1)
-    weights = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
-    return weights, float((matrix @ weights - wanted).square().mean())
+def _least_squares(terms: list[Tensor], true: Tensor) -> tuple[Tensor, float]:
+    """Fit a constant and the weights of T terms to values (N,) by least squares, in float64. Return the
+    weights (1 + T,), the constant first, and the mean squared error."""
+    matrix = torch.stack([torch.ones_like(true), *(term.double().flatten() for term in terms)], dim=1)
+    weights = torch.linalg.lstsq(matrix, true[:, None]).solution[:, 0]
+    return weights, float((matrix @ weights - true).square().mean())

@@ -41,7 +41,7 @@ class LithographyConfig(TrainConfig):
         # The optical kernels are convolved by FFT, in float32 or float64 whatever amp says.
         only(given("corrections"), "amp", "tf32", "cudnn"),
     )
-    # A resist has more to it than the sum of squares that optics has.
+    # An image in a resist is no sum of squares, as an aerial image is: it needs corrections and more steps.
     DEFAULTS_WITH: ClassVar[DefaultRules] = (defaults(one_of("image", "resist"), corrections=4, steps=512),)
 
     recipe: Literal["lithography"] = "lithography"

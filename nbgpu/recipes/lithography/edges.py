@@ -26,10 +26,10 @@ _SAMPLES_PER_PIXEL = 8
 """Samples per pixel along a line across an edge."""
 _LINES_PER_PIXEL = 4
 """Lines per pixel of the grid on which contours are traced."""
-_ROUNDING = 1e-9
-"""Distance, in pixels, within which a site lies on a side between pixels."""
-_BESIDE_NM = 0.01
-"""Half the distance between the two points that are tested to see what lies on either side of an edge."""
+_SIDE_TOLERANCE = 1e-9
+"""Distance, in pixels, within which a site counts as lying on a side between pixels."""
+_PROBE_NM = 0.01
+"""Distance from an edge of the two points that show which side of the edge is inside the design."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Sites:
 
 
 def pixel_sites(design: Tensor, pixel_nm: float, corner_nm: float = 0.0) -> Sites:
-    """Return the midpoints of the sides between pixels of at least 1/2 and pixels below it, for all rows and
-    then for all columns.
+    """Return the midpoint of each pixel side at an edge of the design, between a pixel of at least 1/2 and
+    one below it: first those along rows, then those along columns.
 
     Args:
         design: the design, (H, W), 0 to 1.
@@ -61,11 +61,11 @@ def pixel_sites(design: Tensor, pixel_nm: float, corner_nm: float = 0.0) -> Site
     """
     margin = round(corner_nm / pixel_nm)
 
-    def middles(ends: np.ndarray) -> np.ndarray:
-        along, across = np.nonzero(_straight(ends, margin))
+    def midpoints(ends: np.ndarray) -> np.ndarray:
+        along, across = np.nonzero(_straight_edges(ends, margin))
         return np.stack([across + 1.0, along + 0.5], axis=1)
 
-    return _sites_of_pixels(design, pixel_nm, middles)
+    return _sites_of_pixels(design, pixel_nm, midpoints)
 
 
 def contest_sites(design: Tensor, pixel_nm: float) -> Sites:
@@ -80,9 +80,9 @@ def contest_sites(design: Tensor, pixel_nm: float) -> Sites:
         pixel_nm: the width of a pixel.
     """
 
-    def chosen(ends: np.ndarray) -> np.ndarray:
-        """Return the contest's sites (K, 2), across and along the edges in pixels, on the edges between
-        pixels: along axis 0 of `ends` (H, W), a run of True is one edge."""
+    def contest_places(ends: np.ndarray) -> np.ndarray:
+        """Return the contest's sites (K, 2), across and along the edges in pixels. A run of True along axis 0
+        of `ends` (H, W) is one edge."""
         # A run begins where the difference along it is 1 and ends where it is -1. Padding with 0 ends runs at
         # the border of the field.
         steps = np.diff(np.pad(ends.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
@@ -98,26 +98,26 @@ def contest_sites(design: Tensor, pixel_nm: float) -> Sites:
             places.append(np.stack([np.full(len(along), column + 1.0), along], axis=1))
         return np.concatenate(places)
 
-    return _sites_of_pixels(design, pixel_nm, chosen)
+    return _sites_of_pixels(design, pixel_nm, contest_places)
 
 
-def _sites_of_pixels(design: Tensor, pixel_nm: float, places_on: Callable[[np.ndarray], np.ndarray]) -> Sites:
-    """Return sites on the sides between pixels of a design and pixels beside it, for all rows and then for
-    all columns.
+def _sites_of_pixels(design: Tensor, pixel_nm: float, place: Callable[[np.ndarray], np.ndarray]) -> Sites:
+    """Return sites on the sides between pixels of a design and pixels outside it: first on edges across rows,
+    then on edges across columns.
 
     Args:
-        design: the design, (H, W), 0 to 1.
+        design: the design, (H, W), 0 to 1; pixels of at least 1/2 belong to it.
         pixel_nm: the width of a pixel.
-        places_on: returns the places (K, 2), across and along the edges in pixels, from (H, W) with the
-            pixels whose far side is an edge.
+        place: chooses the sites (K, 2), as coordinates across and along the edges in pixels, from a mask
+            (H, W) of the pixels whose far side is an edge; edges run along axis 0 of the mask.
     """
-    wanted = design.detach().cpu().numpy() >= 0.5
+    is_design = design.detach().cpu().numpy() >= 0.5
     points, normals = [np.empty((0, 2))], [np.empty((0, 2))]
     for axis in (1, 0):
-        inside = np.moveaxis(wanted, axis, 1)
-        following = np.roll(inside, -1, axis=1)
-        for ends, outward in ((~inside & following, -1.0), (inside & ~following, 1.0)):
-            places = places_on(ends) * pixel_nm
+        inside = np.moveaxis(is_design, axis, 1)
+        next_inside = np.roll(inside, -1, axis=1)
+        for ends, outward in ((~inside & next_inside, -1.0), (inside & ~next_inside, 1.0)):
+            places = place(ends) * pixel_nm
             normal = np.broadcast_to([outward, 0.0], places.shape)
             points.append(places if axis == 1 else places[:, ::-1])
             normals.append(normal if axis == 1 else normal[:, ::-1])
@@ -130,7 +130,7 @@ def polygon_sites(
     corner_nm: float = 0.0,
     field_nm: tuple[float, float] | None = None,
 ) -> Sites:
-    """Return sites on the outline of the union of several polygons; edges inside the union get no sites.
+    """Return sites on the outline of the union of several polygons, without edges inside the union.
 
     Args:
         polygons: the polygons, in nm, with edges in any direction.
@@ -139,25 +139,26 @@ def polygon_sites(
         corner_nm: the length that is left out at both ends of each edge.
         field_nm: the size of the field, (width, height); sites outside it are left out.
     """
+    # Sites on all edges, each with one of its edge's two normals.
     points, normals = [np.empty((0, 2))], [np.empty((0, 2))]
     for polygon in polygons:
-        steps = np.roll(polygon, -1, axis=0) - polygon
-        for begin, step in zip(polygon, steps, strict=True):
-            length = float(np.hypot(*step))
+        edges = np.roll(polygon, -1, axis=0) - polygon
+        for begin, edge in zip(polygon, edges, strict=True):
+            length = float(np.hypot(*edge))
             usable = length - 2 * corner_nm
             if length == 0 or usable <= 0:
                 continue
-            num = max(1, round(usable / spacing_nm))
-            way = corner_nm + (np.arange(num) + 0.5) * usable / num
-            points.append(begin + way[:, None] * step / length)
-            normals.append(np.tile([step[1] / length, -step[0] / length], (num, 1)))
+            num_sites = max(1, round(usable / spacing_nm))
+            distances = corner_nm + (np.arange(num_sites) + 0.5) * usable / num_sites
+            points.append(begin + distances[:, None] * edge / length)
+            normals.append(np.tile([edge[1] / length, -edge[0] / length], (num_sites, 1)))
     places, normal = np.concatenate(points), np.concatenate(normals)
     if field_nm is not None:
         kept = ((places >= 0) & (places < field_nm)).all(axis=1)
         places, normal = places[kept], normal[kept]
-    # One of the two points beside an edge is inside the union and the other outside. An edge with both inside
-    # lies within the union; normals that point inwards are turned round.
-    right, left = (_are_inside(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
+    # At an edge of the union, one of the two points beside the edge is inside and the other outside. Other
+    # edges are dropped, and normals that point inwards are reversed.
+    right, left = (_inside_polygons(places + side * _PROBE_NM * normal, polygons) for side in (1, -1))
     normal = np.where(right[:, None], -normal, normal)
     kept = right != left
     # Polygons that overlap along an edge have the same sites there.
@@ -181,16 +182,15 @@ def placement_errors_nm(
         pixel_nm: the width of a pixel.
         reach_nm: the distance from a site within which a contour is searched for.
     """
-    num = int(np.ceil(reach_nm / pixel_nm * _SAMPLES_PER_PIXEL))
-    ways = np.linspace(-reach_nm, reach_nm, 2 * num + 1)
-    values = _Smooth(image, pixel_nm).across(sites, ways)
+    num_samples = int(np.ceil(reach_nm / pixel_nm * _SAMPLES_PER_PIXEL))
+    distances = np.linspace(-reach_nm, reach_nm, 2 * num_samples + 1)
+    values = _SplineImage(image, pixel_nm).across(sites, distances)
     before, after = values[:, :-1], values[:, 1:]
     # Outwards along the normal, the print ends where the image falls through the threshold.
     falls = (before > threshold) & (after <= threshold)
     share = np.divide(before - threshold, before - after, out=np.zeros_like(before), where=falls)
-    found = np.where(falls, ways[:-1] + share * np.diff(ways), np.inf)
-    nearest = np.abs(found).argmin(axis=1)
-    errors = found[np.arange(len(found)), nearest]
+    edges = np.where(falls, distances[:-1] + share * np.diff(distances), np.inf)
+    errors = edges[np.arange(len(edges)), np.abs(edges).argmin(axis=1)]
     return np.where(np.isfinite(errors), errors, np.nan)
 
 
@@ -201,10 +201,10 @@ class Cut:
     start_nm: tuple[float, float]
     end_nm: tuple[float, float]
 
-    def at(self, way_nm: np.ndarray) -> np.ndarray:
+    def at(self, distances_nm: np.ndarray) -> np.ndarray:
         """Return the points (N, 2) at the given distances (N,) from the start."""
         start, end = np.array(self.start_nm), np.array(self.end_nm)
-        return np.asarray(start + way_nm[:, None] * (end - start) / np.hypot(*(end - start)))
+        return np.asarray(start + distances_nm[:, None] * (end - start) / np.hypot(*(end - start)))
 
 
 def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> np.ndarray:
@@ -215,16 +215,17 @@ def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> 
     cut or continues beyond its end is left out.
     """
     length = float(np.hypot(*np.subtract(cut.end_nm, cut.start_nm)))
-    ways = np.linspace(0, length, 1 + int(np.ceil(length / pixel_nm * _SAMPLES_PER_PIXEL)))
-    values = _Smooth(image, pixel_nm)(cut.at(ways))
+    distances = np.linspace(0, length, 1 + int(np.ceil(length / pixel_nm * _SAMPLES_PER_PIXEL)))
+    values = _SplineImage(image, pixel_nm)(cut.at(distances))
     above = values > threshold
     index = np.flatnonzero(above[1:] != above[:-1])
     share = (threshold - values[index]) / (values[index + 1] - values[index])
-    places = ways[index] + share * (ways[index + 1] - ways[index])
+    crossings = distances[index] + share * (distances[index + 1] - distances[index])
     # The cut begins inside a print: the first crossing ends a stretch whose beginning is unknown.
-    if len(places) and above[0]:
-        places = places[1:]
-    return np.asarray(places[: len(places) // 2 * 2].reshape(-1, 2))
+    if len(crossings) and above[0]:
+        crossings = crossings[1:]
+    # A last crossing without a partner begins a stretch that continues beyond the cut's end.
+    return np.asarray(crossings[: len(crossings) // 2 * 2].reshape(-1, 2))
 
 
 def smooth_contours_nm(image: Tensor, threshold: float, pixel_nm: float) -> list[np.ndarray]:
@@ -232,12 +233,12 @@ def smooth_contours_nm(image: Tensor, threshold: float, pixel_nm: float) -> list
     the edges of the field."""
     fine_nm = pixel_nm / _LINES_PER_PIXEL
     y, x = ((np.arange(-2, length * _LINES_PER_PIXEL + 3)) * fine_nm for length in image.shape)
-    values = _Smooth(image, pixel_nm)(np.stack(np.meshgrid(x, y), axis=-1))
+    values = _SplineImage(image, pixel_nm)(np.stack(np.meshgrid(x, y), axis=-1))
     return [np.asarray(line) for line in contour_generator(x, y, values).lines(threshold)]
 
 
-class _Smooth:
-    """An image (H, W) interpolated between its pixels."""
+class _SplineImage:
+    """A periodic image (H, W), interpolated between its pixels by a cubic spline."""
 
     def __init__(self, image: Tensor, pixel_nm: float) -> None:
         self._coefficients = spline_filter(image.detach().cpu().double().numpy(), order=3, mode="grid-wrap")
@@ -251,41 +252,45 @@ class _Smooth:
         )
         return np.asarray(values)
 
-    def across(self, sites: Sites, ways_nm: np.ndarray) -> np.ndarray:
+    def across(self, sites: Sites, distances_nm: np.ndarray) -> np.ndarray:
         """Return the values (K, J) at the given distances (J,) from sites (K,), along their normals."""
-        places, ways = sites.points_nm / self._pixel_nm, ways_nm / self._pixel_nm
-        values = np.empty((len(sites), len(ways)))
+        places, distances = sites.points_nm / self._pixel_nm, distances_nm / self._pixel_nm
+        values = np.empty((len(sites), len(distances)))
         is_left = np.ones(len(sites), dtype=bool)
         for axis, outward in product((0, 1), (1.0, -1.0)):
-            # Lines from sides between pixels have their points at the same places of the pixels.
-            is_side = np.abs(places[:, axis] - np.rint(places[:, axis])) < _ROUNDING
+            # All lines that begin on a pixel side and run along an axis need the same weights, and are
+            # evaluated together by a matrix product.
+            is_side = np.abs(places[:, axis] - np.rint(places[:, axis])) < _SIDE_TOLERANCE
             chosen = (sites.normals[:, axis] == outward) & is_side
-            lines = places[chosen][:, [1 - axis, axis]]
+            starts = places[chosen][:, [1 - axis, axis]]
             coefficients = self._coefficients if axis == 0 else self._coefficients.T
-            values[chosen] = _along_lines(coefficients, lines, outward * ways)
+            values[chosen] = _along_lines(coefficients, starts, outward * distances)
             is_left &= ~chosen
-        points = sites.points_nm[is_left, None, :] + ways_nm[:, None] * sites.normals[is_left, None, :]
+        points = sites.points_nm[is_left, None, :] + distances_nm[:, None] * sites.normals[is_left, None, :]
         values[is_left] = self(points)
         return values
 
 
-def _along_lines(coefficients: np.ndarray, starts: np.ndarray, ways: np.ndarray) -> np.ndarray:
+def _along_lines(coefficients: np.ndarray, starts: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Return the values (K, J) of a periodic spline at distances (J,) along its second axis.
 
     Args:
         coefficients: the spline's, (H, W).
-        starts: where the lines start (K, 2), in pixels; along the second axis between two pixels.
-        ways: the distances (J,), in pixels.
+        starts: the points (K, 2) at which the lines start, in pixels; along the second axis between two
+            pixels.
+        distances: the distances (J,) from the starts, in pixels.
     """
     height, width = coefficients.shape
     # A cubic spline is a sum of four coefficients along each axis. Every line needs the same window of
     # columns around its start, so the weights along the line are one matrix for all lines.
     rows = np.floor(starts[:, :1] - 0.5).astype(np.intp) + np.arange(-1, 3)
-    window = np.arange(np.floor(ways.min() - 0.5) - 1, np.floor(ways.max() - 0.5) + 3, dtype=np.intp)
+    window = np.arange(
+        np.floor(distances.min() - 0.5) - 1, np.floor(distances.max() - 0.5) + 3, dtype=np.intp
+    )
     columns = np.rint(starts[:, 1:]).astype(np.intp) + window
     near = coefficients[(rows % height)[:, :, None], (columns % width)[:, None, :]]
     on_lines = np.einsum("kr,krl->kl", _cubic_spline(starts[:, :1] - 0.5 - rows), near)
-    return np.asarray(on_lines @ _cubic_spline(ways - 0.5 - window[:, None]))
+    return np.asarray(on_lines @ _cubic_spline(distances - 0.5 - window[:, None]))
 
 
 def _cubic_spline(distances: np.ndarray) -> np.ndarray:
@@ -295,25 +300,29 @@ def _cubic_spline(distances: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(size < 1, inner, np.clip(2 - size, 0, None) ** 3 / 6))
 
 
-def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
-    """Return, of the pixels whose far side is an edge, those where the edge continues straight for `margin`
-    more pixels on both sides. An edge runs along axis 0 of `ends` (H, W, bool), which is periodic."""
+def _straight_edges(ends: np.ndarray, margin: int) -> np.ndarray:
+    """Return which pixels lie on an edge that continues straight for `margin` more pixels on both sides.
+
+    Args:
+        ends: (H, W), whether the far side of a pixel is an edge; edges run along axis 0, which is periodic.
+        margin: the number of pixels.
+    """
     kept = ends.copy()
     for step in range(1, margin + 1):
         kept &= np.roll(ends, step, axis=0) & np.roll(ends, -step, axis=0)
     return kept
 
 
-def _are_inside(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
-    """Return which of the points (K, 2) are inside a polygon: a ray from such a point to the right meets the
+def _inside_polygons(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
+    """Return which of the points (K, 2) are inside a polygon: those from which a ray to the right crosses the
     polygon's edges an odd number of times."""
-    covered = np.zeros(len(points), dtype=bool)
+    is_inside = np.zeros(len(points), dtype=bool)
     for polygon in polygons:
-        near = ((points >= polygon.min(axis=0)) & (points <= polygon.max(axis=0))).all(axis=1) & ~covered
+        near = ((points >= polygon.min(axis=0)) & (points <= polygon.max(axis=0))).all(axis=1) & ~is_inside
         x, y = points[near].T[:, :, None]
         (x0, y0), (x1, y1) = polygon.T, np.roll(polygon, -1, axis=0).T
-        passes = (y0 > y) != (y1 > y)
+        spans_y = (y0 > y) != (y1 > y)
         with np.errstate(divide="ignore", invalid="ignore"):
-            meets = x0 + (y - y0) * (x1 - x0) / (y1 - y0)
-        covered[near] = (passes & (meets > x)).sum(axis=1) % 2 == 1
-    return covered
+            crossing_x = x0 + (y - y0) * (x1 - x0) / (y1 - y0)
+        is_inside[near] = (spans_y & (crossing_x > x)).sum(axis=1) % 2 == 1
+    return is_inside

@@ -3,7 +3,7 @@
 Abbe: each source point is a coherent system, whose amplitude is the mask's spectrum times the pupil, shifted
 by the direction of the light; the intensities add up (Born & Wolf, Principles of Optics, 10.5; Wong, Optical
 Imaging in Projection Microlithography, 2005). SOCS: the same sum in another basis, the eigenvectors of
-Hopkins's transmission cross coefficients, a few of which carry most of the energy (Cobb 1998).
+Hopkins's transmission cross coefficients; a few of them carry most of the energy (Cobb 1998).
 
 Fields are computed on the coarsest grid that holds the whole spectrum of the image, 4 NA / wavelength wide,
 and the image is resampled on the mask's grid by its Fourier series. That is exact and costs the same for all
@@ -92,10 +92,10 @@ def abbe(
     # In units of NA / wavelength: the pupils are shifted by up to the largest sigma and reach 1 further, and
     # the image, a product of two amplitudes, has frequencies up to 2.
     reach = 1 + max(1.0, float(points.norm(dim=1).max()))
+    num_points = [_coarse(pixels, pixels * pixel_nm * reach * optics.cutoff_per_nm) for pixels in shape]
     fy, fx = (
         torch.fft.fftfreq(n, d=1 / n, dtype=torch.float64, device=points.device) / (pixels * pixel_nm)
-        for pixels in shape
-        for n in [_coarse(pixels, pixels * pixel_nm * reach * optics.cutoff_per_nm)]
+        for n, pixels in zip(num_points, shape, strict=True)
     )
     shift = points.double() * optics.cutoff_per_nm
     systems = optics.pupil(
@@ -129,14 +129,14 @@ def socs(imager: Imager, num_kernels: int | None = None) -> Imager:
 
 
 def _coarse(num_pixels: int, highest: float) -> int:
-    """Return the number of points of the coarse grid along an axis with frequencies up to `highest` periods
-    per field."""
+    """Return the number of points of a grid along an axis that holds all frequencies up to `highest` periods
+    per field: a number that an FFT computes fast, and at most `num_pixels`."""
     needed: int = next_fast_len(2 * math.floor(highest + 1e-9) + 1)
     return min(num_pixels, needed)
 
 
 def _places(n: int, num_pixels: int) -> Tensor:
-    """Return the indices of the frequencies of a grid of n points among those of a finer grid."""
+    """Return the index, in the FFT of `num_pixels` points, of each frequency of an FFT of n points."""
     places: Tensor = torch.fft.fftfreq(n, d=1 / n).round().long() % num_pixels
     return places
 
@@ -148,8 +148,8 @@ def _crop(spectrum: Tensor, h: int, w: int) -> Tensor:
 
 
 def refined(image: Tensor, height: int, width: int) -> Tensor:
-    """Return the Fourier series of periodic images (..., h, w) at the points of a finer grid, (..., height,
-    width); the first points of both grids are the same."""
+    """Interpolate periodic images (..., h, w) by their Fourier series on a finer grid, (..., height, width);
+    the first points of both grids are the same."""
     h, w = image.shape[-2:]
     if (h, w) == (height, width):
         return image

@@ -21,7 +21,7 @@ SUFFIXES = (GLP, ".gds", ".gds2", ".oas")
 _MAX_SHOWN = 5
 
 
-def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
+def read_layout(path: str | Path, layer: str = "", cell: str = "") -> list[Polygon]:
     """Return the polygons of one layer of a layout, in nm, with cell references and arrays expanded.
 
     Args:
@@ -34,6 +34,7 @@ def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
         DataError: everything that is wrong with the file; if a layer has to be named, the message lists the
             layers in the file.
     """
+    path = Path(path)
     by_layer = _read_glp(path, cell) if path.suffix.lower() == GLP else _read_gds(path, cell)
     if not by_layer:
         raise DataError(f"{path}: has no polygon")
@@ -41,11 +42,11 @@ def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
         names = [name for name in by_layer if layer in ("", name)]
     else:
         names = [name for name in by_layer if layer in ("", name.split("/")[0])]
-    there = ", ".join(sorted(by_layer))
+    all_layers = ", ".join(sorted(by_layer))
     if not names:
-        raise DataError(f"{path}: has no layer {layer}. Layers: {there}")
+        raise DataError(f"{path}: has no layer {layer}. Layers: {all_layers}")
     if not layer and len(names) > 1:
-        raise DataError(f"{path}: has several layers. Name one with layer=: {there}")
+        raise DataError(f"{path}: has several layers. Name one with layer=: {all_layers}")
     polygons = [polygon for name in names for polygon in by_layer[name]]
     if find_spec("gdstk") is None and any(not is_manhattan(polygon) for polygon in polygons):
         raise DataError(
@@ -58,8 +59,11 @@ def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
 def _read_glp(path: Path, cell: str) -> dict[str, list[Polygon]]:
     """Return the polygons of each layer of a .glp file.
 
-    Its lines are RECT N layer x y width height, and PGON N layer x y x y ...; coordinates are in nm, as EQUIV
-    1 1000 MICRON states.
+    Its lines are RECT N layer x y width height, and PGON N layer x y x y ..., with coordinates in nm. The
+    line EQUIV 1 1000 MICRON states this unit.
+
+    Raises:
+        DataError: lists the first problems of the file, one per line.
     """
     if cell:
         raise DataError(f"{path}: has no cells to choose from, and cell is {cell!r}. Leave it out")
@@ -91,6 +95,8 @@ def _read_glp(path: Path, cell: str) -> dict[str, list[Polygon]]:
 def _glp_polygon(kind: str, numbers: list[float]) -> Polygon:
     """Return the corners (N, 2) of a RECT or PGON from the numbers of its line; ValueError if they are too
     few or do not fit."""
+    if not np.isfinite(numbers).all():
+        raise ValueError("coordinates must be finite numbers")
     if kind == "RECT":
         if len(numbers) != 4 or min(numbers[2:]) <= 0:
             raise ValueError("a RECT needs x, y, and a width and a height above 0")
@@ -116,15 +122,14 @@ def _read_gds(path: Path, cell: str) -> dict[str, list[Polygon]]:
             "'nbgpu[gdsii]'"
         ) from None
     try:
-        # Lengths come out in nm, whatever unit the file uses. They remain multiples of the file's database
-        # unit.
+        # gdstk converts lengths to nm, whatever unit the file uses.
         read = gdstk.read_oas if path.suffix.lower() == ".oas" else gdstk.read_gds
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             library = read(path, unit=1e-9)
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as GDSII or OASIS: {error}") from None
-    # A missing cell is an error only where the chosen cell refers to it, which `_chosen_cell` finds.
+    # A missing cell is an error only if the chosen cell refers to it, which `_chosen_cell` checks.
     for message in dict.fromkeys(str(w.message) for w in warned):
         if "Missing reference" not in message:
             warnings.warn(f"{path}: polygons may be missing. gdstk says: {message}", stacklevel=2)
@@ -158,17 +163,10 @@ def _chosen_cell(path: Path, library: gdstk.Library, name: str) -> gdstk.Cell:
         raise DataError(
             f"{path}: has {len(chosen)} top cells, each a layout of its own. Name one with cell=: {top_names}"
         )
-    # gdstk leaves the name of a cell that the file lacks in its place.
     below = [*chosen, *chosen[0].dependencies(recursive=True)]
-    missing = sorted(
-        {
-            r.cell
-            for one in below
-            if isinstance(one, gdstk.Cell)
-            for r in one.references
-            if isinstance(r.cell, str)
-        }
-    )
+    references = [r for one in below if isinstance(one, gdstk.Cell) for r in one.references]
+    # A reference to a cell that the file lacks has the cell's name instead of the cell.
+    missing = sorted({r.cell for r in references if isinstance(r.cell, str)})
     if missing:
         raise DataError(
             f"{path}: refers to cells that it lacks: {_shown(missing)}. Export it again with all that it refers to, or name a "

@@ -29,15 +29,15 @@ _COLOURED = ("RGB", "RGBA", "LA", "P")
 
 
 def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
-    """Return the pairs, matched by file name, of a folder with `pixelILT` and `litho` or of several such
-    folders inside it.
+    """Find the pairs of a folder with the subfolders `pixelILT` and `litho`, or of several such folders
+    inside it. Files of a pair have the same name.
 
     `printed` or `resist`, `target` and `glp` are used if they exist, and must then have a file for each mask.
     Only names and headers are read here; `pixel_problems` reads the pixels.
 
     Raises:
-        DataError: a line for each file that has no partner, differs in size from its mask, or cannot be read;
-            if there is such a file, the message also contains what `pixel_problems` reports about the others.
+        DataError: a line for each file that has no partner, differs in size from its mask, or cannot be read.
+            The message then also has the problems of the other files that `pixel_problems` reports.
     """
     roots = sorted({path.parent for path in folders_below(folder) if path.name == MASKS})
     pairs: list[Pair] = []
@@ -49,43 +49,41 @@ def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
             problems.append(
                 f"{root}: has both {' and '.join(prints)}, which are the same thing. Take one away"
             )
-        kinds = [
-            MASKS,
-            AERIALS,
-            *prints[:1],
-            *(name for name in (TARGETS, LAYOUTS) if (root / name).is_dir()),
-        ]
-        files = {kind: _by_name(root / kind) for kind in kinds}
-        masks = files[MASKS]
         if not (root / AERIALS).is_dir():
             problems.append(f"{root}: has {MASKS} and no folder {AERIALS}")
             continue
-        for kind in kinds[1:]:
+        optional = [*prints[:1], *(name for name in (TARGETS, LAYOUTS) if (root / name).is_dir())]
+        files = {kind: _files_by_name(root / kind) for kind in (MASKS, AERIALS, *optional)}
+        masks = files[MASKS]
+        for kind in (AERIALS, *optional):
             problems += _unmatched(masks, files[kind], kind)
         for name in sorted(masks.keys() & files[AERIALS].keys()):
-            of_name = {kind: files[kind][name] for kind in kinds if name in files[kind]}
-            of_headers = list(_header_problems(of_name, size))
-            problems += of_headers
-            printed = of_name.get(prints[0]) if prints else None
-            design = of_name.get(TARGETS, of_name.get(LAYOUTS))
-            pair = Pair(str(masks[name]), masks[name], of_name[AERIALS], printed, design)
+            pair_files = {kind: named[name] for kind, named in files.items() if name in named}
+            header_problems = list(_header_problems(pair_files, size))
+            problems += header_problems
+            printed = pair_files.get(prints[0]) if prints else None
+            design = pair_files.get(TARGETS, pair_files.get(LAYOUTS))
+            pair = Pair(str(masks[name]), masks[name], pair_files[AERIALS], printed, design)
             pairs.append(pair)
-            if not of_headers:
+            if not header_problems:
                 readable.append(pair)
     if not pairs and not problems:
         problems = [f"{folder}: has no .png files in folders {MASKS} and {AERIALS}"]
     if problems:
-        of_pixels = [problem for pair in readable for problem in pixel_problems(pair, size, pixel_nm)]
-        raise DataError("\n".join(problems + of_pixels))
+        problems += [problem for pair in readable for problem in pixel_problems(pair, size, pixel_nm)]
+        raise DataError("\n".join(problems))
     return pairs
 
 
-def _by_name(folder: Path) -> dict[str, Path]:
-    """Return the pictures of a folder, and layouts in the folder `glp`, by file name without ending."""
+def _files_by_name(folder: Path) -> dict[str, Path]:
+    """Return the pictures of a folder, and in the folder `glp` also layouts, by file name without ending."""
     suffixes = (GLP, ".png") if folder.name == LAYOUTS else (".png",)
     # Only regular files: reading a pipe would block forever.
-    found = (path for path in sorted(folder.glob("*")) if path.suffix.lower() in suffixes and path.is_file())
-    return {path.stem: path for path in found}
+    return {
+        path.stem: path
+        for path in sorted(folder.glob("*"))
+        if path.suffix.lower() in suffixes and path.is_file()
+    }
 
 
 def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> Iterator[str]:
@@ -98,16 +96,16 @@ def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> It
         yield f"{others[name]}: has no mask of that name in {MASKS}"
 
 
-def _header_problems(of_name: dict[str, Path], size: int) -> Iterator[str]:
+def _header_problems(files: dict[str, Path], size: int) -> Iterator[str]:
     """Yield a message for each file of a pair that is no grey picture of the right size; only headers are
     read.
 
     Args:
-        of_name: the files by kind, the mask first, whose size the others must have.
+        files: the files by kind, the mask first, whose size the others must have.
         size: the edge in pixels to which pictures are averaged down.
     """
     mask_size: tuple[int, int] | None = None
-    for kind, path in of_name.items():
+    for kind, path in files.items():
         if path.suffix.lower() == GLP:
             continue
         try:
@@ -153,7 +151,11 @@ def _check_grey(path: Path) -> None:
 
 
 def _grey(path: Path) -> np.ndarray:
-    """Return the picture in a file as (H, W) in float32, 0 to 1."""
+    """Read a grey picture as (H, W) in float32, 0 to 1.
+
+    Raises:
+        DataError: the file cannot be read, or its channels of colour differ.
+    """
     try:
         with Image.open(path) as image:
             values = np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "1") else image)
@@ -167,7 +169,7 @@ def _grey(path: Path) -> np.ndarray:
 
 
 def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
-    """Return a picture as (1, size, size) in float32, 0 to 1.
+    """Load a picture as (1, size, size) in float32, 0 to 1.
 
     Raises:
         DataError: the picture is coloured, or it has greys although it should be `binary`.
@@ -179,14 +181,18 @@ def load_png(path: Path, size: int, *, binary: bool) -> Tensor:
 
 
 def load_print(path: Path, size: int) -> Tensor:
-    """Return the share of each pixel that prints, (1, size, size); the picture prints where it is above half
-    of white."""
+    """Load a printed image and return the share of each pixel that prints, (1, size, size); the picture
+    prints where it is brighter than half of white."""
     return averaged(torch.from_numpy((_grey(path) > 0.5).astype(np.float32))[None], size)
 
 
 def load_design(path: Path, size: int, pixel_nm: float) -> Tensor:
-    """Return a design as (1, size, size), 0 to 1, from a black and white picture or from a layout, whose
-    bounding box is centred in the field."""
+    """Load a design as (1, size, size), 0 to 1, from a black and white picture or from a layout, whose
+    bounding box is centred in the field.
+
+    Raises:
+        DataError: the file is unusable, or the layout is larger than the field.
+    """
     if path.suffix.lower() != GLP:
         return load_png(path, size, binary=True)
     polygons = read_layout(path)

@@ -21,9 +21,6 @@ from nbgpu.recipes.lithography.resist import Resist
 from nbgpu.recipes.lithography.tiles import without_margin
 from nbgpu.recipes.lithography.window import DOSES, EPE_LIMIT_NM, band_nm2
 
-REACH_NM = 100.0
-"""Distance from an edge within which its contour is searched for."""
-
 
 @dataclass(frozen=True)
 class Reference:
@@ -36,7 +33,7 @@ class Reference:
     sides: list[Sites]
     """The pixel sides at edges of the design."""
     contest: list[Sites]
-    """The sites at which the contest counts violations."""
+    """The sites at which the contest counts EPE violations (`contest_sites`)."""
     placements_nm: list[np.ndarray]
     """The placement errors of the true images at the pixel sides."""
 
@@ -85,16 +82,19 @@ class Measures:
         return Reference(true, latent, sides, contest, placements_nm)
 
     def errors(self, found: Tensor, reference: Reference) -> dict[str, float]:
-        """Return the errors of images (N, 1, H, W) against the true ones, and of their prints against the
-        designs.
+        """Return the errors of images (N, 1, H, W) against the true images, and of their prints against the
+        designs:
 
-        `edge_nm` is the mean distance, normal to the designs' edges, between the edges that both images
-        print; `edges_lost` counts the pixel sides that only one of both images has an edge near to, which
-        `edge_nm` leaves out. `cd_nm` is the mean difference of the widths along the middle row, and
-        `cds_lost` counts the true widths in rows in which both print a different number of stretches.
-        `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than 15 nm
-        from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of the
-        doses 0.98 and 1.02 and not with the other.
+        - `mse`, `mae`: of the intensity; `iou`: of the printed patterns.
+        - `cd_nm`: the mean difference of the printed widths along the middle row; `cds_lost`: the number of
+          true widths that are left out, because the images print different numbers of stretches in the row.
+        - `edge_nm`: the mean distance, normal to the designs' edges, between the printed edges of both
+          images; `edges_lost`: the number of pixel sides that are left out, because only one of both images
+          prints an edge nearby.
+        - `epe_violations`: the number of sites of `contest_sites` at which the image prints no edge within
+          15 nm of the design.
+        - `dose_band_nm2`: the mean area per mask that prints with one of the doses 0.98 and 1.02 but not with
+          the other.
         """
         difference = self.inner(found - reference.images)
         latent = self._latent(found)
@@ -122,8 +122,8 @@ class Measures:
         return sites.inside(low, (design.shape[-1] - self.margin) * self.pixel_nm) if self.margin else sites
 
     def _edges(self, latent: Tensor, reference: Reference) -> tuple[np.ndarray, int]:
-        """Return the placement errors of both sets of images, (K, 2), NaN where nothing prints near, and the
-        number of violations of the first."""
+        """Return the placement errors of the images and of the true images at the pixel sides, (K, 2), NaN
+        where no edge prints nearby, and the number of EPE violations of the images."""
         errors, violations = [np.empty((0, 2))], 0
         for image, sides, contest, true in zip(
             latent, reference.sides, reference.contest, reference.placements_nm, strict=True
@@ -133,21 +133,23 @@ class Measures:
         return np.concatenate(errors), violations
 
     def _band_nm2(self, latent: Tensor) -> float:
-        smallest, largest = (latent * dose for dose in DOSES)
-        return band_nm2(largest, smallest, self.resist.threshold, self.pixel_nm, self.margin)
+        """Return the area in nm^2 that a latent image (H, W) prints with one of the two doses only."""
+        low, high = (latent * dose for dose in DOSES)
+        return band_nm2(high, low, self.resist.threshold, self.pixel_nm, self.margin)
 
     def _placement(self, image: Tensor, sites: Sites) -> np.ndarray:
-        return placement_errors_nm(image, self.resist.threshold, sites, self.pixel_nm, REACH_NM)
+        """Return the edge placement errors (K,) of a latent image (H, W), in nm; NaN for lost edges."""
+        return placement_errors_nm(image, self.resist.threshold, sites, self.pixel_nm)
 
     def _widths(self, latent: Tensor, true_latent: Tensor) -> tuple[np.ndarray, int]:
-        """Return the differences of the widths along the middle rows, and the number of true widths in rows
-        where another number of widths is printed, so that they cannot be compared."""
+        """Return the differences of the printed widths along the middle rows, in nm, and the number of true
+        widths that cannot be compared, because the images print different numbers of stretches."""
         differences, num_lost = [np.empty(0)], 0
         for images in zip(latent, true_latent, strict=True):
-            num_rows, num_columns = images[0].shape[-2:]
-            low, high = (self.pixel_nm * edge for edge in (self.margin, num_columns - self.margin))
-            middle = self.pixel_nm * num_rows / 2
-            cut = Cut((low, middle), (high, middle))
+            height, width = images[0].shape
+            left, right = (self.pixel_nm * column for column in (self.margin, width - self.margin))
+            middle = self.pixel_nm * height / 2
+            cut = Cut((left, middle), (right, middle))
             found, true = (
                 np.diff(stretches_nm(image, self.resist.threshold, cut, self.pixel_nm)) for image in images
             )

@@ -12,11 +12,14 @@ _FIRST_SIGMA = 1 / 14
 _OTHER_SIGMA = 1 / 10
 """Standard deviations of the Gaussians that initialise the kernels, as a share of the kernel size."""
 _OTHER_NORM = 0.03
+"""The L2 norm of all kernels but the first at the start."""
+_CHANNELS = 16
+"""The number of channels of the corrections."""
 
 
 class AerialNetwork(nn.Module):
-    """A sum of squares of learned convolutions, and a few dilated convolutions that correct what does not
-    have this form.
+    """A sum of squares of learned convolutions, with a few dilated convolutions as a correction where images
+    are no such sum.
 
     A partially coherent image is a sum of coherent ones, |mask * kernel|^2 (SOCS), so two real kernels here
     can represent one complex SOCS kernel. The corrections start at zero. All convolutions are circular and
@@ -27,23 +30,22 @@ class AerialNetwork(nn.Module):
         kernel_size: the width of the kernels in pixels, odd.
         corrections: the number of dilated 3 x 3 convolutions that correct the sum, with dilations 1, 2, 4
             ...; 0 for none.
-        channels: the number of channels of the corrections.
     """
 
-    def __init__(self, num_kernels: int, kernel_size: int, corrections: int = 0, channels: int = 16) -> None:
+    def __init__(self, num_kernels: int, kernel_size: int, corrections: int = 0) -> None:
         super().__init__()
         self.kernels = CircularKernels(num_kernels, kernel_size)
-        self.corrections = Corrections(num_kernels + 1, channels, corrections) if corrections else None
+        self.corrections = Corrections(num_kernels + 1, _CHANNELS, corrections) if corrections else None
 
     def forward(self, mask: Tensor) -> Tensor:
         """Return the images (N, 1, H, W) of the masks (N, 1, H, W), which have at least `kernel_size` pixels
         along each axis."""
-        fields = self.kernels(mask)
+        fields: Tensor = self.kernels(mask)
         image = fields.square().sum(dim=1, keepdim=True)
-        if self.corrections is not None:
-            image = image + self.corrections(torch.cat([fields, image], dim=1))
-        result: Tensor = image
-        return result
+        if self.corrections is None:
+            return image
+        correction: Tensor = self.corrections(torch.cat([fields, image], dim=1))
+        return image + correction
 
 
 class CircularKernels(nn.Module):

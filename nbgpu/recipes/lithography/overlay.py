@@ -32,11 +32,10 @@ from nbgpu.recipes.lithography.tiles import without_margin
 from nbgpu.recipes.side_by_side import Colours, Grid
 
 CONTOUR, WIDTH, LOST = "#000000", "#009e73", "#cc79a7"
+TRUE, FOUND = "#0072b2", "#d55e00"
+"""Colours: of contours, of widths and of sites without a contour; of true and of found contours."""
 ERROR_COLOURS = "PuOr_r"
 _INCHES, _DPI = 6.0, 110
-
-
-TRUE, FOUND = "#0072b2", "#d55e00"
 _OVERLAY_PX = 240
 
 
@@ -64,14 +63,15 @@ class Overlay:
     def table(self) -> dict[str, float]:
         """The mean absolute edge placement error, the mean error and the worst error, in nm, over the sites
         with a contour within reach; and the numbers of all sites and of lost sites."""
-        seen = self.errors_nm[~np.isnan(self.errors_nm)]
-        nothing = float("nan")
+        is_lost = np.isnan(self.errors_nm)
+        # Without any error, the statistics are those of a single NaN.
+        errors = self.errors_nm[~is_lost] if not is_lost.all() else np.array([np.nan])
         return {
-            "mean_size_nm": float(np.abs(seen).mean()) if len(seen) else nothing,
-            "mean_nm": float(seen.mean()) if len(seen) else nothing,
-            "worst_nm": float(seen[np.abs(seen).argmax()]) if len(seen) else nothing,
+            "mean_size_nm": float(np.abs(errors).mean()),
+            "mean_nm": float(errors.mean()),
+            "worst_nm": float(errors[np.abs(errors).argmax()]),
             "num_sites": len(self.errors_nm),
-            "num_lost": int(np.isnan(self.errors_nm).sum()),
+            "num_lost": int(is_lost.sum()),
         }
 
     @property
@@ -139,11 +139,11 @@ class Overlay:
 
     def __repr__(self) -> str:
         """One line, because a saved notebook keeps it beside the picture."""
-        found = self.table
-        widths = ", ".join(f"{width:.1f}" for own in self.widths_nm for width in own)
+        table = self.table
+        widths = ", ".join(f"{width:.1f}" for cut_widths in self.widths_nm for width in cut_widths)
         return (
-            f"<Overlay: {found['num_sites']:.0f} sites at edges, mean error {found['mean_nm']:.1f} nm, "
-            f"worst {found['worst_nm']:.1f} nm, {found['num_lost']:.0f} with no contour; widths in nm: {widths or 'none'}>"
+            f"<Overlay: {table['num_sites']:.0f} sites at edges, mean error {table['mean_nm']:.1f} nm, "
+            f"worst {table['worst_nm']:.1f} nm, {table['num_lost']:.0f} with no contour; widths in nm: {widths or 'none'}>"
         )
 
     def _repr_png_(self) -> bytes:
@@ -162,7 +162,7 @@ class Overlay:
 
 
 def largest_shown_nm(errors_nm: Sequence[np.ndarray]) -> float:
-    """Return the size that 95 of 100 errors do not exceed, and at least 1 nm.
+    """Return the largest error of a colour scale: the 95th percentile of the absolute errors, at least 1 nm.
 
     Line ends have large errors, and a scale up to the largest error would leave everything else pale.
     """
@@ -219,7 +219,7 @@ def row(images: Tensor, colours: Colours, grid: Grid) -> str:
     return side_by_side.figure_uri(side_by_side.row(list(images.numpy()), colours, grid))
 
 
-def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, pixel_nm: float) -> str:
+def draw_contours(masks: Tensor, true: Tensor, found: Tensor, threshold: float, pixel_nm: float) -> str:
     """Draw the contours of two sets of images (N, H, W) at a threshold over the masks: the true contours in
     blue, the found ones in orange."""
     grid = Grid("nm", pixel_nm)
@@ -237,7 +237,7 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, 
     return side_by_side.figure_uri(side_by_side.row(list(masks.numpy()), None, grid, draw_over=draw))
 
 
-def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> str:
+def draw_errors(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> str:
     """Draw what images print over the designs, side by side, and return a PNG as a data URI.
 
     A dot at each edge of a design has the colour of its placement error, on a scale for the errors that are
@@ -251,25 +251,27 @@ def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: flo
         margin: the pixels on every side that are not shown.
     """
     height, width = (length * pixel_nm for length in designs.shape[1:])
-    beside = margin * pixel_nm
-    middle = Cut((beside, height / 2), (width - beside, height / 2))
-    shown = [
+    margin_nm = margin * pixel_nm
+    middle = Cut((margin_nm, height / 2), (width - margin_nm, height / 2))
+    overlays = [
         overlay(design, image, threshold, pixel_nm, cuts=[middle])
         for design, image in zip(designs, images, strict=True)
     ]
-    ends_nm = np.array([width, height]) - beside
-    visible = [
-        ((one.sites.points_nm >= beside) & (one.sites.points_nm < ends_nm)).all(axis=1) for one in shown
+    # The colour scale is that of the sites inside the margins, which are shown.
+    ends_nm = np.array([width, height]) - margin_nm
+    shown_errors_nm = [
+        one.errors_nm[((one.sites.points_nm >= margin_nm) & (one.sites.points_nm < ends_nm)).all(axis=1)]
+        for one in overlays
     ]
-    largest = largest_shown_nm([one.errors_nm[inside] for one, inside in zip(shown, visible, strict=True)])
+    largest = largest_shown_nm(shown_errors_nm)
 
     def draw(axes: Axes, index: int) -> None:
-        shown[index].draw(axes, largest, dot=3.0)
+        overlays[index].draw(axes, largest, dot=3.0)
         # The tile has the image's proportions already, and "equal" would shrink the image.
         axes.set_aspect("auto")
 
     colours = Colours("error, nm", -largest, largest, ERROR_COLOURS)
     inner = without_margin(designs, margin)
-    grid = Grid("nm", pixel_nm, start=beside)
+    grid = Grid("nm", pixel_nm, start=margin_nm)
     figure = side_by_side.row(list(inner.numpy()), colours, grid, draw_over=draw, least_px=_OVERLAY_PX)
     return side_by_side.figure_uri(figure)

@@ -35,15 +35,16 @@ class Pair:
     layout: Path | None = None
     """The layout that it is cut from."""
     region: str | None = None
-    """The part of a layout that it is cut from; all masks of a region are trained on, or none is."""
+    """The part of a layout that it is cut from. All masks of a region are in the same part of the data:
+    training, validation or test."""
 
 
 def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
-    """Return the pairs of an archive with `masks` and optionally `aerials`, each (N, H, W) or (N, H, W, 1),
-    averaged down to size x size pixels.
+    """Read the pairs of an archive with `masks` and optionally `aerials`, each (N, H, W) or (N, H, W, 1), and
+    average them down to size x size pixels.
 
-    If the archive has `pixel_nm`, the width of its own pixels, that has to agree with the argument `pixel_nm`
-    after averaging.
+    If the archive has `pixel_nm`, the width of the pixels in the archive, it must agree with the argument
+    `pixel_nm`, the width after averaging.
 
     Raises:
         DataError: everything that is wrong with the archive.
@@ -52,11 +53,11 @@ def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
         # The file is opened here because numpy leaves the file of a damaged archive open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in ("masks", "aerials", "pixel_nm") if name in archive}
-            there = ", ".join(archive.files)
+            all_names = ", ".join(archive.files)
     except (OSError, ValueError, EOFError, TypeError, BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as an .npz archive of numbers: {error}") from None
     if "masks" not in arrays:
-        raise DataError(f"{path}: has no array 'masks'. Arrays: {there or '(none)'}")
+        raise DataError(f"{path}: has no array 'masks'. Arrays: {all_names or '(none)'}")
     stated_nm = arrays.pop("pixel_nm", None)
     problems = [
         f"{path}: {name}: {problem}" for name, a in arrays.items() for problem in _shape_problems(a, size)
@@ -120,9 +121,10 @@ def _value_problems(images: dict[str, np.ndarray]) -> Iterator[str]:
 
 
 def _numbers(bad: np.ndarray) -> str:
-    found = np.flatnonzero(bad)
-    more = f" and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-    return f"number{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_MAX_SHOWN]))}{more}"
+    """Return a phrase with the indices at which a boolean array (N,) is True, such as 'numbers 3, 7'."""
+    indices = np.flatnonzero(bad)
+    more = f" and {len(indices) - _MAX_SHOWN} more" if len(indices) > _MAX_SHOWN else ""
+    return f"number{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices[:_MAX_SHOWN]))}{more}"
 
 
 def averaged(images: Tensor, size: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,22 +47,16 @@ def write_contours(
         stem: the path of the file without ending.
     """
     generator = contour_generator(z=latent.double().numpy(), fill_type=FillType.OuterOffset)
-    found: tuple[Any, ...] = generator.filled(threshold, np.inf)
-    # For each polygon all corners of its rings, and the indices at which the rings begin and end.
-    corners, first_of_ring = found
-    polygons = [
-        [_in_nm(ring, pixel_nm, origin_nm) for ring in np.split(of_one, starts[1:-1])]
-        for of_one, starts in zip(corners, first_of_ring, strict=True)
-    ]
+    filled: tuple[Any, ...] = generator.filled(threshold, np.inf)
+    polygons = []
+    # contourpy returns, for each polygon, the corners of all its rings, and the offsets of the rings.
+    for corners, offsets in zip(*filled, strict=True):
+        # The value of pixel i belongs to its centre, at i + 1/2.
+        corners_nm = np.round((corners + 0.5) * pixel_nm + np.array(origin_nm), 3)
+        polygons.append([ring.tolist() for ring in np.split(corners_nm, offsets[1:-1])])
     path = stem.with_name(f"{stem.name}.contours.json")
     path.write_text(json.dumps({"unit": "nm", "polygons": polygons}) + "\n")
     return path
-
-
-def _in_nm(ring: np.ndarray, pixel_nm: float, origin_nm: tuple[float, float]) -> list[list[float]]:
-    # The value of pixel i belongs to its centre, at i + 1/2.
-    corners: list[list[float]] = np.round((ring + 0.5) * pixel_nm + np.array(origin_nm), 3).tolist()
-    return corners
 
 
 def write_picture(
@@ -76,7 +70,7 @@ def write_picture(
     def draw(axes: Axes, index: int) -> None:
         """Draw the contours of the print over the mask (0) or over the aerial image (1)."""
         if index == 0:
-            # In pale grey, so that the contours are to be seen over it.
+            # In pale grey, so that the contours stand out.
             extent = grid.extent(images[0])
             axes.imshow(
                 images[0], cmap="gray_r", vmin=0, vmax=4, origin="lower", extent=extent, aspect="auto"
@@ -94,7 +88,7 @@ def write_picture(
 
 def write_gds(rows: Sequence[Row], job: Job) -> list[str]:
     """Write the contours of all tiles of layouts into one GDSII file with a cell for each layout, in the
-    layouts' own coordinates; return sentences about it. Nothing is written where no mask has a layout."""
+    coordinates of the layout; return a sentence about it. Nothing is written if no mask is from a layout."""
     by_layout: dict[str, list[Row]] = {}
     for row in rows:
         if row.aside.get("layout"):
@@ -106,20 +100,21 @@ def write_gds(rows: Sequence[Row], job: Job) -> list[str]:
     import gdstk
 
     library = gdstk.Library(unit=_GDS_UNIT_M, precision=_GDS_PRECISION_M)
-    for name, own in zip(_cell_names(by_layout), by_layout.values(), strict=True):
+    for name, layout_rows in zip(_cell_names(by_layout), by_layout.values(), strict=True):
         cell = library.new_cell(name)
-        for row in own:
+        for row in layout_rows:
             file = next(file for file in row.files if file.endswith(".contours.json"))
             for outline, *holes in json.loads((Path(job.out) / file).read_text())["polygons"]:
-                whole = gdstk.Polygon(outline)
-                cell.add(
-                    *(gdstk.boolean(whole, list(map(gdstk.Polygon, holes)), "not") if holes else [whole])
-                )
+                polygon = gdstk.Polygon(outline)
+                # GDSII has no holes: the difference joins each hole to the outline by a cut.
+                parts = gdstk.boolean(polygon, [*map(gdstk.Polygon, holes)], "not") if holes else [polygon]
+                cell.add(*parts)
     library.write_gds(Path(job.out) / CONTOURS_GDS)
     return [f"{CONTOURS_GDS} has all contours in the coordinates of the layouts, on layer 0"]
 
 
-def _cell_names(layouts: Mapping[str, Any]) -> Iterator[str]:
+def _cell_names(layouts: Collection[str]) -> Iterator[str]:
+    """Yield a GDSII cell name for each layout's path: its file name, with a number if there are several."""
     for number, layout in enumerate(layouts):
         name = "".join(c if c.isalnum() else "_" for c in Path(layout).stem)
         yield name if len(layouts) == 1 else f"{name}_{number}"

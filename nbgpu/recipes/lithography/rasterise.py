@@ -10,8 +10,8 @@ from scipy.sparse import csr_matrix
 Polygon = np.ndarray
 """Corners of a polygon in nm, (N, 2): x, y. The last corner is joined to the first."""
 
-_UNITED_NM = 1e-3
-"""Precision to which polygons are rounded when they are united, in nm."""
+_UNION_PRECISION_NM = 1e-3
+"""The grid to which gdstk rounds the corners of a union of polygons."""
 
 
 def is_manhattan(polygon: Polygon) -> bool:
@@ -23,8 +23,8 @@ def is_manhattan(polygon: Polygon) -> bool:
 def rasterised(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
-    """Return the exact covered share of each pixel, (H, W) in float32; area under several polygons counts
-    once.
+    """Return the exact share of each pixel's area that the polygons cover, (H, W) in float32; area under
+    several polygons counts once.
 
     Args:
         polygons: the polygons, in nm. More than one polygon with slanted edges among them needs gdstk, which
@@ -38,7 +38,7 @@ def rasterised(
         return np.zeros(shape, dtype=np.float32)
     if all(is_manhattan(polygon) for polygon in polygons):
         return _cover_rectangles(polygons, origin_nm, shape, pixel_nm)
-    return _cover_disjoint(_united(polygons) if len(polygons) > 1 else polygons, origin_nm, shape, pixel_nm)
+    return _cover_disjoint(_union(polygons) if len(polygons) > 1 else polygons, origin_nm, shape, pixel_nm)
 
 
 def _cover_rectangles(
@@ -46,10 +46,10 @@ def _cover_rectangles(
 ) -> np.ndarray:
     """Return the covered shares for Manhattan polygons.
 
-    The plane is divided at the x and y of all corners. Each cell of that grid is covered completely or not at
-    all (winding number 0), so a pixel's share is the sum of its overlaps with the covered cells.
+    The x and y of all corners divide the plane into a grid of cells. Each cell is covered completely, or not
+    at all if its winding number is 0, so a pixel's share is the sum of its overlaps with the covered cells.
     """
-    # What lies outside is moved to the border, which changes no pixel and keeps the grid small.
+    # Corners outside the image are moved to its border, which changes no pixel and keeps the grid small.
     low = np.asarray(origin_nm)
     high = low + np.array([shape[1], shape[0]]) * pixel_nm
     polygons = [polygon.clip(low, high) for polygon in polygons]
@@ -88,13 +88,13 @@ def _overlaps(cuts: np.ndarray, origin_nm: float, num_pixels: int, pixel_nm: flo
     return csr_matrix((np.diff(both)[inside], (pixel[inside], interval[inside])), shape=size)
 
 
-def _united(polygons: Sequence[Polygon]) -> list[Polygon]:
+def _union(polygons: Sequence[Polygon]) -> list[Polygon]:
     """Return polygons that cover the same area without overlaps; holes are connected to the outside by two
     coincident edges."""
     import gdstk
 
     parts = [gdstk.Polygon([(float(x), float(y)) for x, y in polygon]) for polygon in polygons]
-    return [np.asarray(part.points) for part in gdstk.boolean(parts, [], "or", precision=_UNITED_NM)]
+    return [np.asarray(part.points) for part in gdstk.boolean(parts, [], "or", precision=_UNION_PRECISION_NM)]
 
 
 def _cover_disjoint(
@@ -102,11 +102,12 @@ def _cover_disjoint(
 ) -> np.ndarray:
     """Return the covered shares for polygons that do not overlap, with edges in any direction.
 
-    Around a counter-clockwise polygon, an edge that goes up covers everything to its left, in each row of
-    pixels to the height by which it rises in that row, and an edge that goes down subtracts as much.
+    Around a counter-clockwise polygon, an edge that goes up adds the area to its left, row by row, and an
+    edge that goes down subtracts it. `partly` has the part of each pixel to the left of the edges that pass
+    through it, and `rises` the height by which edges rise in each pixel, which covers all pixels to the left.
     """
     height, width = shape
-    partly, left_of = np.zeros((height, width)), np.zeros((height, width + 1))
+    partly, rises = np.zeros((height, width)), np.zeros((height, width + 1))
     for polygon in polygons:
         corners = (polygon - np.asarray(origin_nm)) / pixel_nm
         ends = np.roll(corners, -1, axis=0)
@@ -115,22 +116,23 @@ def _cover_disjoint(
         for begin, end in zip(corners, ends, strict=True):
             if begin[1] == end[1]:
                 continue
-            pieces = _cut_by_pixels(begin, end, shape)
-            x, y = ((pieces[1:] + pieces[:-1]) / 2).T
-            rises = np.diff(pieces[:, 1])
+            # The pieces of the edge, one in each pixel, by their midpoints and heights.
+            ends_of_pieces = _cut_by_pixels(begin, end, shape)
+            x, y = ((ends_of_pieces[1:] + ends_of_pieces[:-1]) / 2).T
+            rise = np.diff(ends_of_pieces[:, 1])
             row, column = np.floor(y).astype(int), np.floor(x).astype(int)
-            seen = (row >= 0) & (row < height) & (column >= 0)
-            np.add.at(left_of, (row[seen], column[seen].clip(max=width)), rises[seen])
-            inside = seen & (column < width)
-            np.add.at(partly, (row[inside], column[inside]), (rises * (x - column))[inside])
-    # All pixels of the row to the left of an edge are covered.
-    whole = left_of[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+            is_seen = (row >= 0) & (row < height) & (column >= 0)
+            np.add.at(rises, (row[is_seen], column[is_seen].clip(max=width)), rise[is_seen])
+            inside = is_seen & (column < width)
+            np.add.at(partly, (row[inside], column[inside]), (rise * (x - column))[inside])
+    # Sum the rises of all edges to the right of each pixel.
+    whole = rises[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
     return np.asarray((whole + partly).clip(0, 1), dtype=np.float32)
 
 
 def _cut_by_pixels(begin: np.ndarray, end: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Return the points (N, 2), x and y in pixels, at which an edge passes from one pixel of the image
-    (height, width) to the next, from `begin` to `end` and with both."""
+    """Return the points (N, 2), x and y in pixels, at which an edge crosses from one pixel of the image
+    (height, width) to the next, including its ends."""
     # As fractions of the way from begin to end.
     fractions = [np.array([0.0, 1.0])]
     for axis, length in ((0, shape[1]), (1, shape[0])):

@@ -39,51 +39,53 @@ from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures, Reference
 from nbgpu.recipes.lithography.network import AerialNetwork
-from nbgpu.recipes.lithography.overlay import contours_over, errors_over, row
+from nbgpu.recipes.lithography.overlay import draw_contours, draw_errors, row
 from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import (
     Look,
     Prepare,
-    margin_of,
+    build_optics,
+    build_resist,
+    build_source,
+    load_pairs,
+    margin_pixels,
     optical_diameter_nm,
-    optics_of,
-    pairs_of,
-    resist_of,
     scalar_warning,
-    source_of,
 )
 from nbgpu.recipes.lithography.tiles import distinct
 from nbgpu.recipes.side_by_side import Colours, Grid
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_IN_RESULT = 64
-"""Largest number of held-out masks in the result, and of training masks for its baseline."""
+"""Largest number of held-out masks in the result, and of training masks to which baselines are fitted."""
 _NUM_PICTURES = 6
 _NUM_NEW = 8
 _NUM_OVERLAYS = 4
+_BLUR = "mask blurred and squared"
 
 
 class Lithography:
     """A recipe that trains an AerialNetwork with the mean squared error.
 
-    The data (`config.data`) are generated masks, or masks from an .npz or cut from layouts, whose images the
-    imaging model simulates; or masks with images, from an .npz or from LithoBench folders. Whole masks are
-    held out. Those of layouts come with a margin, which counts neither in the loss nor in any measure.
+    The data (`config.data`) are masks without images, which are generated, cut from layouts or read from an
+    .npz, and whose images the imaging model simulates; or masks with images, from an .npz or from LithoBench
+    folders. Whole masks are held out. Masks of layouts have a margin, which counts neither in the loss nor in
+    any measure.
     """
 
     def __init__(self, config: LithographyConfig) -> None:
         self.config = config
-        self.resist = resist_of(config)
+        self.resist = build_resist(config)
         self._num_repeated = 0
-        """How many masks repeat another one and were left out; counted when the pairs are read."""
+        """The number of masks that equal another one and were left out; counted by `_parts`."""
         self._prediction_recipe = self
-        """The recipe for the data of a prediction: their margins may differ from those of the run's data."""
+        """The recipe with the settings of a prediction's data, whose margins may differ from the run's."""
 
     @cached_property
     def measures(self) -> Measures:
         """The measures of images, for the settings' resist, pixel size and margin."""
-        return Measures(self.resist, self.config.pixel, margin_of(self.config))
+        return Measures(self.resist, self.config.pixel, margin_pixels(self.config))
 
     @property
     def _learns_resist(self) -> bool:
@@ -121,7 +123,7 @@ class Lithography:
         return replace(loaders, warnings=(*loaders.warnings, *self._warnings(parts.training)))
 
     def _warnings(self, items: Sequence[Item]) -> Iterator[str]:
-        """Yield a sentence for each limit of the data that changes how results are to be read."""
+        """Yield a warning if the simulation of images is inexact, and one if masks were left out."""
         if "aerial" not in items[0] and (warning := scalar_warning(self.config)) is not None:
             yield warning
         if self._num_repeated:
@@ -140,20 +142,20 @@ class Lithography:
         inspection.require(self.config, self._parts().everything, look)
 
     def amount(self) -> DataAmount:
-        """Return (the number of training masks, 1), with one sample of each mask in an epoch. Only names and
-        headers of pictures are read."""
+        """Return the numbers of masks; a mask gives one sample in an epoch. Only names and headers of
+        pictures are read."""
         return self._parts().amount()
 
     def _parts(self) -> Parts:
-        """Return the masks; tiles of the same region of a layout are in the same part. Those that are left
-        out, because another is equal, are counted in `_num_repeated`."""
+        """Divide the masks into training, validation and test part, with tiles of one region of a layout in
+        the same part. Masks that equal another one are left out and counted in `_num_repeated`."""
         config = self.config
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
         else:
-            found = pairs_of(config)
-            pairs = distinct(found, self.measures.margin)
-            self._num_repeated = len(found) - len(pairs)
+            all_pairs = load_pairs(config)
+            pairs = distinct(all_pairs, self.measures.margin)
+            self._num_repeated = len(all_pairs) - len(pairs)
             if self._learns_resist and any(pair.aerial is not None for pair in pairs):
                 raise DataError(
                     f"data={config.data!r}: has images, and image='resist' is only for those that are simulated. Leave it out: "
@@ -165,21 +167,20 @@ class Lithography:
                     "are needed"
                 )
             items = [_item(pair) for pair in pairs]
+        # Tiles of one region stay together, unless there is only one region: nothing could be held out.
         regions = {item.get("region", item["name"]) for item in items}
-        # Tiles of one region stay together, unless it is the only one: nothing could be held out.
-        return split(
-            items, config, lambda item: item.get("region", item["name"]) if len(regions) > 1 else item["name"]
-        )
+        key = "region" if len(regions) > 1 else "name"
+        return split(items, config, lambda item: item.get(key, item["name"]))
 
     def _steps(self) -> Compose:
-        """Return the transform from an Item to the mask and its image; where files have no image, it
-        simulates one."""
+        """Return the transform from an Item to its mask and image, which it simulates if the data have
+        none."""
         config = self.config
         return Compose(
             [
                 Prepare(
-                    optics_of(config),
-                    source_of(config),
+                    build_optics(config),
+                    build_source(config),
                     self._field,
                     config.pixel,
                     config.simulated_kernels,
@@ -242,69 +243,83 @@ class Lithography:
     # ---- result ----
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Compare the errors on held-out masks with those of the best blur of the mask, squared, and, where
-        images are simulated, of SOCS with as many kernels as the network has; in a resist, of SOCS followed
-        by fitted models of the resist.
+        """Compare the network on held-out masks with baselines: the best blur of the mask, squared; where
+        images are simulated, SOCS with as many kernels as the network has; and for images in a resist, SOCS
+        followed by fitted models of the resist.
 
-        Return `table`, `note` and `images`; `Measures.errors` says what the columns are.
+        Return `table`, whose columns are those of `Measures.errors`, `note` and `images`.
         """
+        config, measures = self.config, self.measures
         parts = self._parts()
-        most = self.config.num_evaluated(_MAX_IN_RESULT)
-        training, held_out = parts.training[:most], parts.reported[:most]
+        max_masks = config.num_evaluated(_MAX_IN_RESULT)
+        training, held_out = parts.training[:max_masks], parts.reported[:max_masks]
         data = self._decoded(held_out)
         mask, true = data["mask"], data["aerial"]
-        design = self._designs(held_out, mask)
-        prints = [load_print(item["printed"], self.config.size) for item in held_out if "printed" in item]
         if not len(mask):
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
-        batches = torch.split(mask, self.config.batch_size)
-        weights_dtype = next(model.parameters()).dtype
-        found = torch.cat([_image(model, batch.to(device, weights_dtype)).float().cpu() for batch in batches])
+
+        # The images of the network and of the baselines.
+        batches = torch.split(mask, config.batch_size)
+        dtype = next(model.parameters()).dtype
+        found = torch.cat([_image(model, batch.to(device, dtype)).float().cpu() for batch in batches])
         fitted = self._decoded(training)
         sigma = best_blur(fitted["mask"], fitted["aerial"])
-        outputs = {"network": found, "mask blurred and squared": blurred(mask, sigma).square()}
-        simulated = "aerial" not in held_out[0]
-        if simulated and self._learns_resist:
-            of_fitted, of_new = (socs_images(self.config, masks) for masks in (fitted["mask"], mask))
-            outputs |= fitted_resists(
-                of_fitted, fitted["aerial"], of_new, self.config.pixel, self.measures.inner
-            )
-        elif simulated:
-            outputs[f"SOCS, {num_systems(self.config)} kernels"] = socs_images(self.config, mask)
+        outputs = {"network": found, _BLUR: blurred(mask, sigma).square()}
+        is_simulated = "aerial" not in held_out[0]
+        num_socs = num_systems(config)
+        if is_simulated and self._learns_resist:
+            fitted_aerials, aerials = (socs_images(config, masks) for masks in (fitted["mask"], mask))
+            outputs |= fitted_resists(fitted_aerials, fitted["aerial"], aerials, config.pixel, measures.inner)
+        elif is_simulated:
+            outputs[f"SOCS, {num_socs} kernels"] = socs_images(config, mask)
         # The true images get a row as well: their errors are 0, and their violations and dose band are those
         # of a perfect network.
-        outputs["simulated images" if simulated else "given images"] = true
-        reference = self.measures.reference(true, design)
-        table = {name: self.measures.errors(output, reference) for name, output in outputs.items()}
+        outputs["simulated images" if is_simulated else "given images"] = true
+
+        # The table.
+        design = self._designs(held_out, mask)
+        reference = measures.reference(true, design)
+        table = {name: measures.errors(output, reference) for name, output in outputs.items()}
+        prints = [load_print(item["printed"], config.size) for item in held_out if "printed" in item]
         for name, output in outputs.items() if prints else ():
-            mine = self.measures.printed(output)
-            table[name]["printed_iou"] = round(float(iou(mine, torch.stack(prints)).mean()), 4)
-        other = COMPACT_RESIST if COMPACT_RESIST in table else "mask blurred and squared"
-        errors = [_squared_errors(self.measures.inner(outputs[name] - true)) for name in ("network", other)]
+            printed_iou = iou(measures.printed(output), torch.stack(prints))
+            table[name]["printed_iou"] = round(float(printed_iou.mean()), 4)
+
+        # The note, which compares the network with the best baseline that has to learn.
+        other = COMPACT_RESIST if COMPACT_RESIST in table else _BLUR
+        mse = [
+            measures.inner(outputs[name] - true).square().flatten(1).mean(dim=1).double().numpy()
+            for name in ("network", other)
+        ]
         few = verdict.too_few(len(mask), "masks")
-        compares = f"is compared with, in the table ({few})," if few else f"has {_compare_errors(*errors)}"
+        compares = f"is compared with, in the table ({few})," if few else f"has {_compare_errors(*mse)}"
         note = f"On {len(mask)} held-out masks the network {compares} "
         if other == COMPACT_RESIST:
             note += (
-                f"SOCS with a compact model of the resist: {num_systems(self.config)} kernels of the lens, which it knows, and "
-                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. {self._explain_columns(reference)}"
+                f"SOCS with a compact model of the resist: {num_socs} kernels of the lens, which it knows, and "
+                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. "
             )
         else:
-            note += f"the best blur of the mask ({sigma * self.config.pixel:.0f} nm), squared. {self._explain_columns(reference)}"
-        if simulated and not self._learns_resist:
+            note += f"the best blur of the mask ({sigma * config.pixel:.0f} nm), squared. "
+        note += self._explain_columns(reference)
+        if is_simulated and not self._learns_resist:
             note += (
-                f" SOCS knows the lens: its {num_systems(self.config)} complex kernels have as many numbers for each pixel as "
-                f"{self.config.num_kernels} learned ones."
+                f" SOCS knows the lens: its {num_socs} complex kernels have as many numbers for each pixel as "
+                f"{config.num_kernels} learned ones."
             )
         if prints:
             note += " printed_iou is beside the prints of the data, which is how far resist_threshold goes with them."
-        note += parts.in_words(self.config)
+        note += parts.in_words(config)
         return {"table": table, "note": note, "images": self._pictures(mask, true, found, design)}
 
     # ---- new data ----
 
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
-        """Return the masks in files, also those that repeat another one."""
+        """Return the masks that `data` names, including those that equal another one.
+
+        Raises:
+            DataError: files are bad, or the masks are smaller than the network's kernels.
+        """
         config = self.config
         self._prediction_recipe = new = Lithography(config.counting(data=data))
         if self._kernel_size > new._field:
@@ -315,7 +330,7 @@ class Lithography:
         if data == "generated":
             numbers = range(config.num_masks, config.num_masks + _NUM_NEW)
             return [{"name": f"mask {number}", "generated": number} for number in numbers], []
-        return [_item(pair) for pair in pairs_of(new.config)], []
+        return [_item(pair) for pair in load_pairs(new.config)], []
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Write the network's image of a mask, the polygons that the image prints, and a picture of both.
@@ -350,7 +365,7 @@ class Lithography:
         return Predicted(values, paths, {"layout": str(sample.get("layout", ""))})
 
     def reference_samples(self) -> Sequence[Item]:
-        """Return nothing: an image stands for itself."""
+        """Return none: the image of a mask does not depend on other masks."""
         return []
 
     def conclude(
@@ -360,17 +375,18 @@ class Lithography:
         return {}, prediction.write_gds(rows, job)
 
     def _designs(self, items: Sequence[Item], masks: Tensor) -> Tensor:
-        """Return the design of each mask, (N, 1, H, W): that of the data, or the mask itself where there is
-        none."""
+        """Return the design of each mask, (N, 1, H, W) for N > 0: that of the data, or the mask itself if the
+        data have none."""
         config = self.config
-        designs = [
-            load_design(item["design"], config.size, config.pixel) if "design" in item else mask
-            for item, mask in zip(items, masks, strict=True)
-        ]
-        return torch.stack(designs) if designs else masks
+        return torch.stack(
+            [
+                load_design(item["design"], config.size, config.pixel) if "design" in item else mask
+                for item, mask in zip(items, masks, strict=True)
+            ]
+        )
 
     def _explain_columns(self, reference: Reference) -> str:
-        """Return sentences about the columns of the table, with their units and numbers of sites."""
+        """Return sentences that explain columns of the table, with their units and numbers of sites."""
         num_sides, num_sites = (sum(map(len, sites)) for sites in (reference.sides, reference.contest))
         return (
             f"What prints is where the image is above {self.resist.threshold:g}. edges_lost is of {num_sides} pixel sides at "
@@ -385,43 +401,35 @@ class Lithography:
         Args:
             mask, true, found, design: (N, 1, H, W) each, with margins.
         """
-        measures = self.measures
-        masks, wanted, got = (measures.inner(images[:_NUM_PICTURES, 0]) for images in (mask, true, found))
-        grid = Grid("nm", self.config.pixel)
-        intensity = Colours("intensity", 0, float(wanted.max()), "viridis")
-        latent = [
-            self.resist.latent(images[:_NUM_PICTURES, 0], self.config.pixel) for images in (true, found)
-        ]
-        few = slice(_NUM_OVERLAYS)
-        printed = errors_over(
-            design[few, 0], latent[0][few], self.resist.threshold, self.config.pixel, measures.margin
+        measures, pixel_nm, threshold = self.measures, self.config.pixel, self.resist.threshold
+        mask, true, found = (images[:_NUM_PICTURES, 0] for images in (mask, true, found))
+        true_latent, found_latent = (self.resist.latent(images, pixel_nm) for images in (true, found))
+        overlays = draw_errors(
+            design[:_NUM_OVERLAYS, 0], true_latent[:_NUM_OVERLAYS], threshold, pixel_nm, measures.margin
         )
+        # The other pictures leave the margins out.
+        mask, true, found, true_latent, found_latent = map(
+            measures.inner, (mask, true, found, true_latent, found_latent)
+        )
+        grid = Grid("nm", pixel_nm)
+        intensity = Colours("intensity", 0, float(true.max()), "viridis")
+        error = Colours("absolute error", 0, 0.05)
         return {
-            "mask": row(masks, Colours("transmission", 0, 1), grid),
-            "image in the resist" if self._learns_resist else "aerial image": row(wanted, intensity, grid),
-            "image of the network": row(got, intensity, grid),
-            "absolute error of the network": row(
-                (got - wanted).abs(), Colours("absolute error", 0, 0.05), grid
-            ),
-            "contours over the mask: true in blue, network in orange": contours_over(
-                masks,
-                measures.inner(latent[0]),
-                measures.inner(latent[1]),
-                self.resist.threshold,
-                self.config.pixel,
+            "mask": row(mask, Colours("transmission", 0, 1), grid),
+            "image in the resist" if self._learns_resist else "aerial image": row(true, intensity, grid),
+            "image of the network": row(found, intensity, grid),
+            "absolute error of the network": row((found - true).abs(), error, grid),
+            "contours over the mask: true in blue, network in orange": draw_contours(
+                mask, true_latent, found_latent, threshold, pixel_nm
             ),
             "what the true image prints over the design: errors at the edges, inside in purple and outside in "
-            "orange, and widths along the middle row in nm": printed,
+            "orange, and widths along the middle row in nm": overlays,
         }
 
 
-def _squared_errors(difference: Tensor) -> np.ndarray:
-    """Return the mean squared error of each mask, (N,), of differences (N, 1, H, W)."""
-    return np.asarray(difference.square().flatten(1).mean(dim=1).double())
-
-
 def _compare_errors(network: np.ndarray, other: np.ndarray) -> str:
-    """Compare the network's squared errors with another method's, as a clause to be followed by its name.
+    """Compare the network's squared errors with those of another method, in a clause to be followed by the
+    name of the method.
 
     Args:
         network: the network's mean squared error for each mask, (N,).
@@ -437,10 +445,12 @@ def _compare_errors(network: np.ndarray, other: np.ndarray) -> str:
 
 
 def _item(pair: Pair) -> Item:
+    """Return the fields of a pair that have a value, by name."""
     return {name: value for name, value in vars(pair).items() if value is not None}
 
 
 @torch.no_grad()
 def _image(model: nn.Module, mask: Tensor) -> Tensor:
+    """Return the network's images (N, 1, H, W) of masks, in at least float32, without DDP's collectives."""
     network = model.module if isinstance(model, DistributedDataParallel) else model
     return at_least_float32(network(mask))

@@ -88,8 +88,8 @@ def in_resist(aerial: Tensor, pixel_nm: float) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _spectra(height: int, width: int, pixel_nm: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the spectra (H, W / 2 + 1) of the blur, of the drift and of 'nearby', each of a kernel whose sum
-    is 1."""
+    """Return the spectra (H, W / 2 + 1) of three kernels of sum 1: of the blur, of the drift, and of the mean
+    over what is nearby."""
     y, x = torch.meshgrid(_offsets_nm(height, pixel_nm), _offsets_nm(width, pixel_nm), indexing="ij")
     squared = x.square() + y.square()
     kernels = (
@@ -102,6 +102,6 @@ def _spectra(height: int, width: int, pixel_nm: float) -> tuple[Tensor, Tensor, 
 
 
 def _offsets_nm(count: int, pixel_nm: float) -> Tensor:
-    """Return the distances of a row's pixels from its first one, the shorter way round, with signs."""
+    """Return the signed distances in nm of the pixels of a periodic row from its first pixel, (count,)."""
     offsets: Tensor = torch.fft.fftfreq(count, 1 / count, dtype=torch.float64) * pixel_nm
     return offsets

@@ -1,4 +1,5 @@
-"""Which masks and images the settings name, and how each of them becomes tensors."""
+"""Finds the masks and images that the settings name, loads or simulates them as tensors, and builds the lens,
+source and resist of the settings."""
 
 from __future__ import annotations
 
@@ -66,13 +67,13 @@ class Prepare(Transform):
     """Whether the image is that in the resist; by default it is the aerial one."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
-        """Load or generate the mask, and load or simulate its image, by Abbe's method or SOCS and, if asked
-        for, in the made-up resist."""
+        """Load or generate the mask, and load or simulate its image: by Abbe's method or by SOCS, and with
+        `is_in_resist` in the made-up resist."""
         mask, aerial = self.mask(item), item.get("aerial")
         if isinstance(aerial, Path):
             aerial = load_png(aerial, self.size, binary=False)
         elif aerial is None:
-            aerial = imager_of(self.optics, self.source, self.size, self.pixel_nm, self.num_kernels)(mask)
+            aerial = cached_imager(self.optics, self.source, self.size, self.pixel_nm, self.num_kernels)(mask)
             if self.is_in_resist:
                 aerial = in_resist(aerial, self.pixel_nm)
         return {"mask": mask, "aerial": aerial}
@@ -89,14 +90,14 @@ class Prepare(Transform):
 
 
 @lru_cache(maxsize=4)
-def imager_of(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
-    """Return an imager in complex64: SOCS with `num_kernels` kernels, or Abbe's method for 0. The newest ones
-    are kept, because all masks of a run share one lens."""
+def cached_imager(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
+    """Return an imager in complex64: SOCS with `num_kernels` kernels, or Abbe's method for 0. Imagers are
+    cached, because all masks of a run share one lens."""
     imager = abbe(optics, source.points(), (size, size), pixel_nm)
     return (socs(imager, num_kernels) if num_kernels else imager).to(torch.complex64)
 
 
-def optics_of(config: LithographyConfig) -> Optics:
+def build_optics(config: LithographyConfig) -> Optics:
     """Return the lens of a config."""
     return Optics(
         config.wavelength_nm,
@@ -107,7 +108,7 @@ def optics_of(config: LithographyConfig) -> Optics:
     )
 
 
-def source_of(config: LithographyConfig) -> Source:
+def build_source(config: LithographyConfig) -> Source:
     """Return the illumination of a config."""
     return Source(
         config.source,
@@ -119,7 +120,7 @@ def source_of(config: LithographyConfig) -> Source:
     )
 
 
-def resist_of(config: LithographyConfig) -> Resist:
+def build_resist(config: LithographyConfig) -> Resist:
     """Return the resist of a config; for LithoBench's folders, by default with LithoBench's threshold."""
     threshold = config.resist_threshold
     if threshold is None:
@@ -144,17 +145,17 @@ def optical_diameter_nm(config: LithographyConfig) -> float:
     return _OPTICAL_DIAMETER * config.wavelength_nm / config.numerical_aperture
 
 
-def margin_of(config: LithographyConfig) -> int:
-    """Return how many pixels of the layout surround each tile on every side: an optical diameter, or half of
-    the learned kernels where that is more; 0 if the data are not layouts."""
+def margin_pixels(config: LithographyConfig) -> int:
+    """Return the width in pixels of the margin of the layout around each tile: an optical diameter, or half
+    of a learned kernel if that is more; 0 if the data are not layouts."""
     if not _layout_paths(config):
         return 0
     return math.ceil(max(optical_diameter_nm(config), (config.kernel_nm or 0) / 2) / config.pixel)
 
 
-def pairs_of(config: LithographyConfig) -> list[Pair]:
+def load_pairs(config: LithographyConfig) -> list[Pair]:
     """Return the pairs in the files of a config; only names and headers of pictures are read. Masks cut from
-    layouts have the margin of `margin_of` on every side.
+    layouts have the margin of `margin_pixels` on every side.
 
     Raises:
         DataError: a message that names every bad file.
@@ -163,9 +164,9 @@ def pairs_of(config: LithographyConfig) -> list[Pair]:
     missing = [path for path in paths if not (path.is_file() or path.is_dir())]
     if missing:
         raise DataError("\n".join(f"{path}: there is no such file or folder" for path in missing))
-    if layouts_named := _layout_paths(config):
+    if layout_paths := _layout_paths(config):
         return tiles_of_all(
-            layouts_named, config.layer, config.size, config.pixel, margin_of(config), cell=config.cell
+            layout_paths, config.layer, config.size, config.pixel, margin_pixels(config), cell=config.cell
         )
     if len(paths) == 1 and paths[0].is_dir():
         return find_lithobench(paths[0], config.size, config.pixel)

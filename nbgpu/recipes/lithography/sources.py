@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nbgpu.errors import ConfigError
+
 Shape = Literal["point", "conventional", "annular", "quadrupole", "quasar", "dipole"]
 
 _POLES_DEG: dict[str, tuple[float, ...]] = {
@@ -45,7 +47,7 @@ class Source:
         """Return the source points, sigma_x and sigma_y, as (S, 2) in float64.
 
         Raises:
-            ValueError: no cell is inside the shape.
+            ConfigError: no cell is inside the shape.
         """
         if self.shape == "point":
             return torch.zeros(1, 2, dtype=torch.float64)
@@ -66,7 +68,7 @@ class Source:
             inside &= torch.stack(away_deg).amin(dim=0) <= self.opening_deg / 2 + _ON_THE_EDGE
         points = torch.stack([x[inside], y[inside]], dim=1)
         if not len(points):
-            raise ValueError(
+            raise ConfigError(
                 f"no cell of the source's grid is inside its shape ({self}). Take a larger num_cells, or a larger shape"
             )
         return points

@@ -31,24 +31,19 @@ from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.lithobench import load_design, load_png
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.samples import (
-    margin_of,
-    optics_of,
-    pairs_of,
-    resist_of,
+    build_optics,
+    build_resist,
+    build_source,
+    load_pairs,
+    margin_pixels,
     scalar_warning,
-    source_of,
 )
 from nbgpu.recipes.lithography.window import ProcessCondition, conditions, process_window, pv_band_nm2
 
-_OF_TRAINING = {
-    "recipe",
-    "steps",
-    "batch_size",
-    "num_kernels",
-    "kernel_nm",
-    "corrections",
-    "simulated_kernels",
+_TRAINING_SETTINGS = {
+    *("recipe", "steps", "batch_size", "num_kernels", "kernel_nm", "corrections", "simulated_kernels")
 }
+"""Settings of the recipe, besides those of all recipes, that a survey does not use."""
 _CSV, _PICTURE = "window.csv", "window.png"
 
 
@@ -75,9 +70,9 @@ class SurveyConfig(Settings):
 def survey(
     config: LithographyConfig, asked: SurveyConfig, rank: int = 0, world_size: int = 1
 ) -> list[ProcessCondition]:
-    """Return this rank's share of the conditions, evaluated.
+    """Evaluate this rank's share of the conditions of dose and focus.
 
-    A share consists of neighbours, so that conditions with the same focus share one aerial image.
+    A share is contiguous, so that conditions with the same focus share one aerial image.
 
     Raises:
         ConfigError: the mask or the row does not exist.
@@ -86,18 +81,18 @@ def survey(
     mask, design = _mask(config, asked.mask)
     if asked.cut_row is not None and asked.cut_row >= config.size:
         raise ConfigError(f"cut_row={asked.cut_row}: the mask has rows 0 to {config.size - 1}")
-    whole = conditions(asked.doses, asked.defocuses_nm)
-    share = [part.tolist() for part in np.array_split(np.arange(len(whole)), world_size)][rank]
+    every = conditions(asked.doses, asked.defocuses_nm)
+    share = np.array_split(np.arange(len(every)), world_size)[rank]
     return process_window(
         mask.double(),
         design,
-        optics_of(config),
-        source_of(config),
-        resist_of(config),
+        build_optics(config),
+        build_source(config),
+        build_resist(config),
         config.pixel,
-        [whole[i] for i in share],
+        [every[i] for i in share],
         cut_row=asked.cut_row,
-        margin=margin_of(config),
+        margin=margin_pixels(config),
     )
 
 
@@ -112,21 +107,21 @@ def band_nm2(config: LithographyConfig, asked: SurveyConfig) -> float:
     mask, _ = _mask(config, asked.mask)
     return pv_band_nm2(
         mask.double(),
-        optics_of(config),
-        source_of(config),
-        resist_of(config),
+        build_optics(config),
+        build_source(config),
+        build_resist(config),
         config.pixel,
-        margin=margin_of(config),
+        margin=margin_pixels(config),
     )
 
 
 def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
-    """Return (mask, design), each (size, size) with the margins; the mask is its own design if the data have
+    """Return (mask, design), each (H, W) with the margins; the mask is its own design if the data have
     none."""
     if config.data == "generated":
         mask = manhattan(config.size, config.pixel, config.split_seed, number)[0]
         return mask, mask
-    pairs = pairs_of(config)
+    pairs = load_pairs(config)
     if number >= len(pairs):
         raise ConfigError(f"mask={number}: {config.data} has masks 0 to {len(pairs) - 1}")
     pair = pairs[number]
@@ -146,55 +141,53 @@ def write(found: Sequence[ProcessCondition], folder: Path) -> None:
 
 def _draw(found: Sequence[ProcessCondition], path: Path) -> None:
     """Plot the widths over focus, with a line for each dose, and the edge placement errors over focus and
-    dose, with the number of lost edges."""
-    doses, foci = (
-        sorted({getattr(condition, name) for condition in found}) for name in ("dose", "defocus_nm")
-    )
-    by_place = {(condition.dose, condition.defocus_nm): condition for condition in found}
+    dose, with the number of lost edges in each cell."""
+    by_condition = {(condition.dose, condition.defocus_nm): condition for condition in found}
+    doses, foci = (sorted(set(values)) for values in zip(*by_condition, strict=True))
     figure = Figure(figsize=(10, 4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     widths, errors = figure.subplots(1, 2)
     for dose in doses:
-        widths.plot(foci, [by_place[dose, focus].cd_nm for focus in foci], "o-", label=f"dose {dose:g}")
+        widths.plot(foci, [by_condition[dose, focus].cd_nm for focus in foci], "o-", label=f"dose {dose:g}")
     widths.set(xlabel="defocus, nm", ylabel="width, nm")
     widths.legend()
-    sizes = np.array([[by_place[dose, focus].mean_epe_nm for focus in foci] for dose in doses])
-    figure.colorbar(errors.imshow(sizes, origin="lower", aspect="auto", cmap="viridis"), ax=errors)
+    epe_nm = np.array([[by_condition[dose, focus].mean_epe_nm for focus in foci] for dose in doses])
+    figure.colorbar(errors.imshow(epe_nm, origin="lower", aspect="auto", cmap="viridis"), ax=errors)
     errors.set_xticks(range(len(foci)), [f"{focus:g}" for focus in foci])
     errors.set_yticks(range(len(doses)), [f"{dose:g}" for dose in doses])
     title = "mean edge placement error, nm, and edges with no contour"
     errors.set(title=title, xlabel="defocus, nm", ylabel="dose")
-    for (row, column), _ in np.ndenumerate(sizes):
-        lost = by_place[doses[row], foci[column]].num_lost
-        errors.text(column, row, str(lost), ha="center", va="center", color="white")
+    for row, column in np.ndindex(epe_nm.shape):
+        num_lost = by_condition[doses[row], foci[column]].num_lost
+        errors.text(column, row, str(num_lost), ha="center", va="center", color="white")
     figure.savefig(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the flags, evaluate this rank's share if torchrun has started several ranks, and write the
-    results on rank 0."""
+    """Parse the flags, evaluate this rank's share of the conditions, and write the results of all ranks on
+    rank 0. Several ranks are those that torchrun has started."""
     rank, world_size = (int(os.environ.get(name, one)) for name, one in (("RANK", 0), ("WORLD_SIZE", 1)))
-    hidden = {*TrainConfig.model_fields, *_OF_TRAINING} - {"data", "seed"}
+    hidden = {*TrainConfig.model_fields, *_TRAINING_SETTINGS} - {"data", "seed"}
     values = flags.parse(
         [LithographyConfig, SurveyConfig],
         sys.argv[1:] if arguments is None else arguments,
         prog="python -m nbgpu.recipes.lithography.survey",
         hidden=tuple(hidden),
     )
-    own = {name: values.pop(name) for name in SurveyConfig.model_fields}
+    survey_values = {name: values.pop(name) for name in SurveyConfig.model_fields}
     try:
-        asked, config = SurveyConfig.checked(**own), LithographyConfig.checked(**values)
+        asked, config = SurveyConfig.checked(**survey_values), LithographyConfig.checked(**values)
         found = survey(config, asked, rank, world_size)
     except NbgpuError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     if world_size > 1:
-        # The ranks of a notebook have their group already, and keep it.
-        is_ours = not dist.is_initialized()
-        if is_ours:
+        # In a notebook the process group exists already, and must stay.
+        needs_group = not dist.is_initialized()
+        if needs_group:
             dist.init_process_group("gloo")
         parts = exchange.gather([asdict(condition) for condition in found])
         found = [ProcessCondition(**values) for part in parts for values in part]
-        if is_ours:
+        if needs_group:
             dist.destroy_process_group()
     if rank == 0:
         write(found, Path(asked.out).expanduser())

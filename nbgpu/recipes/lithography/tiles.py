@@ -18,20 +18,19 @@ from nbgpu.recipes.lithography.rasterise import rasterised
 from nbgpu.text import sizes
 
 _NUM_REGIONS = 20
+"""The number of square regions that a layout is divided into, about: whole regions are held out."""
 
 
 def tiles(
     path: Path, layer: str, size: int, pixel_nm: float, margin: int = 0, *, cell: str = ""
 ) -> list[Pair]:
-    """Return the masks of a layout: its bounding box is centred on whole tiles of size x size pixels, and
-    empty tiles are left out.
+    """Cut a layout into masks: tiles of size x size pixels, whose grid is centred on the layout's bounding
+    box. Empty tiles are left out.
 
-    The simulation continues a mask periodically. With a margin, each mask has beside its tile that many
-    pixels of the layout on every side, so that shapes beyond the tile's edges contribute to the image. It has
-    the shape (1, size + 2 margin, size + 2 margin). The layout's coordinates are in nm, and row 0 is the
-    lowest.
-    Each tile is rasterised by itself, so that memory grows with the tiles that hold something and not with
-    the area between them.
+    The simulation continues a mask periodically. With a margin, each mask has that many pixels of the layout
+    on every side of its tile, so that shapes beyond the tile's edges contribute to the image. A mask has the
+    shape (1, size + 2 margin, size + 2 margin), and row 0 is the lowest. Each tile is rasterised by itself,
+    so that no memory is spent on empty area.
 
     Raises:
         DataError: see `read_layout`; or the masks would take more than half of the host's free memory.
@@ -42,11 +41,12 @@ def tiles(
     low, high = lows.min(axis=0), highs.max(axis=0)
     edge_nm = size * pixel_nm
     columns, rows = (max(1, math.ceil((b - a) / edge_nm)) for a, b in zip(low, high, strict=True))
-    begin = (low + high - np.array([columns, rows]) * edge_nm) / 2
+    origin = (low + high - np.array([columns, rows]) * edge_nm) / 2
     field = size + 2 * margin
     # A mask is float32, and the masks may take half of the free memory.
-    most = cgroups.free_memory_bytes() // 2 // (4 * field * field)
-    touched = _tiles_touched((lows - begin) / edge_nm, (highs - begin) / edge_nm, (columns, rows), most)
+    max_tiles = cgroups.free_memory_bytes() // 2 // (4 * field * field)
+    lows, highs = (lows - origin) / edge_nm, (highs - origin) / edge_nm
+    touched = _tiles_touched(lows, highs, (columns, rows), max_tiles)
     if touched is None:
         width, height = (high - low) / 1000
         raise DataError(
@@ -54,20 +54,17 @@ def tiles(
             f"margins, it takes more than half of the {sizes.in_words(cgroups.free_memory_bytes())} of memory that are free. "
             "Name a smaller cell, or take a larger pixel_nm"
         )
+    # The polygons that reach into each tile or its margins.
     reach = margin / size
-    # The polygons within a margin of each tile, because the margins show them too.
-    around = _tiles_touched(
-        (lows - begin) / edge_nm - reach, (highs - begin) / edge_nm + reach, (columns, rows), None
-    )
-    assert around is not None
-    # The edge of a square region: there are about twenty, because whole regions are held out. A layout of
-    # fewer than twenty tiles has regions of one tile.
+    with_margins = _tiles_touched(lows - reach, highs + reach, (columns, rows), None)
+    assert with_margins is not None
+    # The edge of a region, in tiles. A layout of fewer than twenty tiles has regions of one tile.
     region_tiles = max(1, math.isqrt(rows * columns // _NUM_REGIONS))
     pairs = []
     for row, column in sorted(touched):
-        x, y = begin + np.array([column, row]) * edge_nm
+        x, y = origin + np.array([column, row]) * edge_nm
         corner = (float(x) - margin * pixel_nm, float(y) - margin * pixel_nm)
-        near = [polygons[number] for number in around[row, column]]
+        near = [polygons[number] for number in with_margins[row, column]]
         mask = torch.from_numpy(rasterised(near, corner, (field, field), pixel_nm))[None]
         if not bool(without_margin(mask, margin).any()):
             continue
@@ -84,25 +81,27 @@ def tiles(
 
 
 def _tiles_touched(
-    lows: np.ndarray, highs: np.ndarray, num_tiles: tuple[int, int], most: int | None
+    lows: np.ndarray, highs: np.ndarray, num_tiles: tuple[int, int], max_tiles: int | None
 ) -> dict[tuple[int, int], list[int]] | None:
-    """Return the numbers of the polygons whose bounding box touches a tile, by (row, column).
+    """Return the numbers of the polygons whose bounding box touches a tile, by (row, column); None if more
+    than `max_tiles` tiles are touched.
 
     Args:
         lows, highs: the corners of the bounding boxes, (N, 2): x, y, in tiles from the first tile's corner.
         num_tiles: the columns and rows of the layout.
-        most: None is returned when more tiles than this are touched; None for no limit.
+        max_tiles: the largest number of tiles; None for no limit.
     """
     firsts = np.floor(lows).astype(int).clip(min=0)
     ends = np.minimum(np.floor(highs).astype(int) + 1, num_tiles)
     touched: dict[tuple[int, int], list[int]] = {}
     for number, ((left, bottom), (right, top)) in enumerate(zip(firsts, ends, strict=True)):
-        if most is not None and int(right - left) * int(top - bottom) > most:
+        # A single polygon can touch too many tiles to enumerate them.
+        if max_tiles is not None and int(right - left) * int(top - bottom) > max_tiles:
             return None
         for row in range(bottom, top):
             for column in range(left, right):
                 touched.setdefault((row, column), []).append(number)
-        if most is not None and len(touched) > most:
+        if max_tiles is not None and len(touched) > max_tiles:
             return None
     return touched
 
@@ -113,11 +112,8 @@ def without_margin(field: Tensor, margin: int) -> Tensor:
 
 
 def distinct(pairs: Sequence[Pair], margin: int = 0) -> list[Pair]:
-    """Return the pairs without those whose mask equals an earlier one, margins not counted: a layout repeats
-    its cells, and a repeated tile would be in training and held out at the same time.
-
-    Masks in files are all kept.
-    """
+    """Drop pairs whose mask, without margins, equals an earlier one: a layout repeats its cells, and equal
+    tiles could be both in the training and in the held-out part. Masks in files are all kept."""
     seen: set[bytes] = set()
     kept = []
     for pair in pairs:
@@ -138,13 +134,13 @@ def tiles_of_all(
     Raises:
         DataError: everything that is wrong with any of them.
     """
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     problems: list[str] = []
     for path in paths:
         try:
-            found += tiles(path, layer, size, pixel_nm, margin, cell=cell)
+            pairs += tiles(path, layer, size, pixel_nm, margin, cell=cell)
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-    return found
+    return pairs

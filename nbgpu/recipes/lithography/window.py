@@ -23,10 +23,10 @@ EPE_LIMIT_NM = 15.0
 DOSES = (0.98, 1.02)
 BAND_DEFOCUS_NM = 25.0
 """The corners of the process variation band: the largest print has the higher dose in focus, the smallest
-the lower dose out of focus. These and the limit are those of the mask optimisation contest of ICCAD 2013
+the lower dose out of focus. They and the limit are those of the mask optimisation contest of ICCAD 2013
 (Banerjee, Li and Nassif)."""
-_FINER = 4
-"""Cells per pixel and axis in which areas are measured."""
+_CELLS_PER_PIXEL = 4
+"""Cells along each edge of a pixel in which areas are measured."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ProcessCondition:
     dose: float
     defocus_nm: float
     cd_nm: float
-    """Width of the printed stretch nearest to the middle of the cut; NaN if no edge crosses the cut."""
+    """Width of the printed stretch nearest to the middle of the cut row; NaN if no edge crosses the row."""
     mean_epe_nm: float
     """Mean absolute edge placement error over the edges with a contour within reach; NaN if there is no such
     edge."""
@@ -50,7 +50,7 @@ class ProcessCondition:
 
 
 def conditions(doses: Sequence[float], defocuses_nm: Sequence[float]) -> list[tuple[float, float]]:
-    """Return all (defocus_nm, dose), with those of one focus next to each other because they share one aerial
+    """Return all pairs (defocus_nm, dose), sorted by defocus: pairs of the same defocus share one aerial
     image."""
     return list(product(defocuses_nm, doses))
 
@@ -67,9 +67,9 @@ def process_window(
     cut_row: int | None = None,
     margin: int = 0,
 ) -> list[ProcessCondition]:
-    """Return what the mask prints under each (defocus_nm, dose), in the order of `asked`.
+    """Simulate and measure the print of a mask under each (defocus_nm, dose), in the order of `asked`.
 
-    Several ranks can each take a part of `conditions`; their results put together are those of a single rank.
+    Several ranks can each evaluate a part of `conditions`.
 
     Args:
         mask: the amplitude transmission, (H, W), in float32 or float64, which sets the precision of the
@@ -87,43 +87,43 @@ def process_window(
     height, width = mask.shape
     row = height // 2 if cut_row is None else margin + cut_row
     inner_nm = margin * pixel_nm, (width - margin) * pixel_nm
-    sites, of_contest = (
-        every.inside(*inner_nm) if margin else every
-        for every in (pixel_sites(design, pixel_nm), contest_sites(design, pixel_nm))
+    side_sites, epe_sites = (
+        sites.inside(*inner_nm) if margin else sites
+        for sites in (pixel_sites(design, pixel_nm), contest_sites(design, pixel_nm))
     )
-    found = []
+    results = []
     for defocus_nm, group in groupby(asked, key=lambda condition: condition[0]):
         aerial = _aerial(mask, optics, source, pixel_nm, defocus_nm)
         for _, dose in group:
             latent = resist.latent(aerial, pixel_nm, dose)
-            errors, at_sites = (
-                np.abs(placement_errors_nm(latent, resist.threshold, some, pixel_nm))
-                for some in (sites, of_contest)
+            side_errors, epe_errors = (
+                np.abs(placement_errors_nm(latent, resist.threshold, sites, pixel_nm))
+                for sites in (side_sites, epe_sites)
             )
-            seen = errors[~np.isnan(errors)]
+            is_lost = np.isnan(side_errors)
             printed = without_margin((latent > resist.threshold).float(), margin)
-            found.append(
+            results.append(
                 ProcessCondition(
                     dose=dose,
                     defocus_nm=defocus_nm,
                     cd_nm=_middle_width(latent[row], resist.threshold, pixel_nm),
-                    mean_epe_nm=float(seen.mean()) if len(seen) else float("nan"),
-                    num_lost=int(np.isnan(errors).sum()),
-                    epe_violations=int((~(at_sites <= EPE_LIMIT_NM)).sum()),
+                    mean_epe_nm=float("nan") if is_lost.all() else float(side_errors[~is_lost].mean()),
+                    num_lost=int(is_lost.sum()),
+                    # NaN, where no edge is near, is not within the limit either.
+                    epe_violations=int((~(epe_errors <= EPE_LIMIT_NM)).sum()),
                     iou=float(iou(printed[None], without_margin(design, margin)[None])),
                 )
             )
-    return found
+    return results
 
 
 def pv_band_nm2(
     mask: Tensor, optics: Optics, source: Source, resist: Resist, pixel_nm: float, *, margin: int = 0
 ) -> float:
     """Return the area of the process variation band in nm^2: the area that prints either with a dose of 1.02
-    in focus or with a dose of 0.98 at 25 nm of defocus, and not with both.
+    in focus or with a dose of 0.98 at 25 nm of defocus, but not with both.
 
-    The defocus is added to that of `optics`; the other arguments have the meaning that they have in
-    `process_window`.
+    The defocus is added to that of `optics`; for the arguments see `process_window`.
     """
     largest, smallest = (
         resist.latent(_aerial(mask, optics, source, pixel_nm, defocus_nm), pixel_nm, dose)
@@ -133,21 +133,23 @@ def pv_band_nm2(
 
 
 def band_nm2(largest: Tensor, smallest: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> float:
-    """Return the area in nm^2, over all images (..., H, W) together, that only one of two latent images
-    prints."""
+    """Return the area in nm^2 that only one of two latent images (..., H, W) prints; several images are
+    summed."""
     first, second = (
-        without_margin(_printed_shares(latent, threshold), _FINER * margin) for latent in (largest, smallest)
+        without_margin(_printed_shares(latent, threshold), _CELLS_PER_PIXEL * margin)
+        for latent in (largest, smallest)
     )
-    return float((first - second).abs().sum()) * (pixel_nm / _FINER) ** 2
+    return float((first - second).abs().sum()) * (pixel_nm / _CELLS_PER_PIXEL) ** 2
 
 
 def _printed_shares(latent: Tensor, threshold: float) -> Tensor:
-    """Return the fraction of each cell that prints, with 4 x 4 cells per pixel: (..., H, W) -> (..., 4H, 4W).
+    """Return the share of each cell's area that prints, with 4 x 4 cells per pixel: (..., H, W) ->
+    (..., 4H, 4W).
 
-    A cell at an edge prints in part, because the band is often narrower than a cell. Within a cell the image
-    counts as linear.
+    Cells at an edge print in part, because the band is often narrower than a cell. Within a cell the image is
+    taken as linear.
     """
-    height, width = (_FINER * length for length in latent.shape[-2:])
+    height, width = (_CELLS_PER_PIXEL * length for length in latent.shape[-2:])
     values = refined(latent, height, width)
     # The change of the image across a cell, along a row and down a column.
     across, down = ((values.roll(-1, axis) - values.roll(1, axis)).abs() / 2 for axis in (-1, -2))
@@ -158,9 +160,9 @@ def _printed_shares(latent: Tensor, threshold: float) -> Tensor:
 def _aerial(mask: Tensor, optics: Optics, source: Source, pixel_nm: float, defocus_nm: float) -> Tensor:
     """Return the aerial image (H, W) of a mask with a defocus that is added to that of the lens."""
     height, width = mask.shape
-    moved = replace(optics, defocus_nm=optics.defocus_nm + defocus_nm)
+    defocused = replace(optics, defocus_nm=optics.defocus_nm + defocus_nm)
     precision = torch.complex64 if mask.dtype == torch.float32 else torch.complex128
-    return abbe(moved, source.points().to(mask.device), (height, width), pixel_nm, precision)(mask)
+    return abbe(defocused, source.points().to(mask.device), (height, width), pixel_nm, precision)(mask)
 
 
 def _middle_width(profile: Tensor, threshold: float, pixel_nm: float) -> float:

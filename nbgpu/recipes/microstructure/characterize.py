@@ -8,35 +8,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS, SIMPLE
+from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS
 from nbgpu.recipes.microstructure.gram import GRAM_MATRICES
 from nbgpu.recipes.microstructure.lineal_path import LINEAL_PATHS
-from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels, stacks_of
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels, slice_stacks
 
 DESCRIPTORS: Mapping[str, Descriptor] = {
     descriptor.name: descriptor
-    for descriptor in (*CORRELATIONS, *SIMPLE, *LINEAL_PATHS, *GRAM_MATRICES, *ORIENTATIONS)
+    for descriptor in (*CORRELATIONS, *LINEAL_PATHS, *GRAM_MATRICES, *ORIENTATIONS)
 }
 
 _NUM_SLICES_AT_ONCE = 8
 
 
-def pooled(slices: Tensor, level: int) -> Tensor:
-    """Return (N, P, H, W) averaged over squares of 2^level pixels; leftover rows and columns at the far edges
-    are dropped."""
-    return slices if level == 0 else avg_pool2d(slices, 2**level)
-
-
 def described(slices: Tensor, descriptor: Descriptor, measure: Measure, levels: int) -> Tensor:
-    """Compute one descriptor of slices (N, P, H, W); differentiable if the descriptor is.
+    """Compute one descriptor of slices (N, P, H, W) on several grid levels, differentiably if the descriptor
+    is differentiable.
 
     Returns:
-        (N, P', levels, *shape). P' is P, or 1 for a descriptor of all phases together. Level n describes the
-        slices averaged over squares of 2^n pixels.
+        (N, P', levels, *shape). P' is P, or 1 for a descriptor of all phases together. Level n is computed
+        from the slices averaged over squares of 2^n pixels; rows and columns that are left over at the far
+        edges are dropped.
     """
     by_level = []
     for level in range(levels):
-        x = pooled(slices, level)
+        x = avg_pool2d(slices, 2**level) if level else slices
         if descriptor.of == "phase":
             values = descriptor.compute(x.flatten(0, 1), measure).unflatten(0, x.shape[:2])
         else:
@@ -78,7 +74,7 @@ def characterize(
             result[name] = described(field[None], descriptor, measure, levels)[0]
             continue
         directions = []
-        for slices in stacks_of(field):
+        for slices in slice_stacks(field):
             parts = [
                 described(part, descriptor, measure, levels).sum(dim=0)
                 for part in slices.split(_NUM_SLICES_AT_ONCE)

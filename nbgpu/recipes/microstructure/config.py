@@ -30,8 +30,10 @@ DescriptorType = Literal[
 
 _DEFAULT_TYPES: tuple[DescriptorType, ...] = ("FFTCorrelations", "Variation", "VolumeFractions")
 
-_OF_ALL_PHASES = ("FFTCrossCorrelations", "CrossCorrelations", "MultiPhaseGramMatrices")
-_OF_A_MODEL = {
+_NEEDING_MULTIPHASE = ("FFTCrossCorrelations", "CrossCorrelations", "MultiPhaseGramMatrices")
+"""The descriptors that compare phases with one another."""
+
+_MODEL_SETTINGS = {
     *OptimizerSettings.model_fields,
     *PrecisionSettings.model_fields,
     *ParallelSettings.model_fields,
@@ -47,14 +49,13 @@ _OF_A_MODEL = {
     "profile",
     "work_out_result",
 }
-"""Settings that concern the training of a model on samples."""
-
+"""Settings for the training of a model on samples. This recipe trains no model, and so refuses them."""
 
 _SWAPPING = ("simulatedannealing", "ytpost")
 """Optimizers that swap pixels."""
 
 _BOUNDED = ("lbfgs", "lbfgsb", "tnc")
-"""Optimizers that keep to 0..1 and find the lengths of their steps."""
+"""Optimizers that keep all values within 0..1 and find their step length by a line search."""
 
 
 class MicrostructureConfig(TrainConfig):
@@ -68,7 +69,7 @@ class MicrostructureConfig(TrainConfig):
     TRIAL = "a volume of 32^3 voxels from a generated picture: under a minute on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
-            _OF_A_MODEL - {"lr", "data", "val_every"}, "it looks for a field, and trains no model"
+            _MODEL_SETTINGS - {"lr", "data", "val_every"}, "it looks for a field, and trains no model"
         ),
         **dict.fromkeys(
             ("amp", "dtype", "tf32"),
@@ -199,14 +200,14 @@ class MicrostructureConfig(TrainConfig):
 
     @property
     def weights(self) -> dict[str, float | None]:
-        """The weight of each descriptor by name; None for the descriptor's own.
+        """The weight of each descriptor by name; None for the default weight of the descriptor.
 
-        The default descriptors have weight 1 each: with its own weight, Variation takes most of the steps.
+        The default descriptors weigh 1 each: with its default weight, Variation would dominate the loss.
         """
-        given: Sequence[float | None] = self.descriptor_weights or ()
+        weights: Sequence[float | None] = self.descriptor_weights or (None,) * len(self.descriptor_types)
         if self.descriptor_weights is None and self.descriptor_types == _DEFAULT_TYPES:
-            given = (1.0,) * len(_DEFAULT_TYPES)
-        return dict(zip(self.descriptor_types, given or (None,) * len(self.descriptor_types), strict=True))
+            weights = (1.0,) * len(_DEFAULT_TYPES)
+        return dict(zip(self.descriptor_types, weights, strict=True))
 
     def problems(self) -> Iterator[str]:
         """Yield a message for each contradiction between settings: descriptors without their weights or
@@ -221,7 +222,7 @@ class MicrostructureConfig(TrainConfig):
             )
         if min(weights, default=1) <= 0:
             yield f"descriptor_weights={weights} must all be above 0"
-        for name in _OF_ALL_PHASES:
+        for name in _NEEDING_MULTIPHASE:
             if name in names and not self.multiphase:
                 yield f"{name} compares phases with one another, and needs multiphase=True"
         if "GramMatrices" in names and self.limit_to < 16:

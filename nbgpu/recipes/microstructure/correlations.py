@@ -3,13 +3,11 @@ another are all in a phase; and scalars, the volume fraction of a phase and the 
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nbgpu.recipes.microstructure.measure import Descriptor, Measure, soft_step
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure, gram_matrix, soft_step
 
 
 def two_point(first: Tensor, second: Tensor, measure: Measure) -> Tensor:
@@ -46,7 +44,7 @@ def _fft_correlations(x: Tensor, measure: Measure) -> Tensor:
 
 def _pairs(first: Tensor, second: Tensor, measure: Measure) -> tuple[Tensor, Tensor]:
     """Compute, with soft steps, whether a pixel of `first` and the pixel of `second` at the offset (i, j) are
-    both in the phase.
+    both in the phase, for every pixel and every offset below limit_to.
 
     Returns:
         (N, L * L, H', W') for 0 <= i, j < L, and (N, (L - 1) ** 2, H', W') for i, -j = 1 to L - 1, ordered by
@@ -64,15 +62,9 @@ def _pairs(first: Tensor, second: Tensor, measure: Measure) -> tuple[Tensor, Ten
     return both[:, :, reach:].flatten(1, 2), both[:, 1:, :reach].flip(2).flatten(1, 2)
 
 
-def _gram(features: Tensor) -> Tensor:
-    """Return the mean products of all pairs of channels of (N, C, H, W), as (N, C, C)."""
-    flat = features.flatten(2)
-    return flat @ flat.transpose(1, 2) / flat.shape[2]
-
-
 def _correlations(x: Tensor, measure: Measure) -> Tensor:
-    """Compute (N, C, C), C = L^2 + (L - 1)^2: S3 for each pair of vectors, with S2 on the diagonal, with soft
-    steps (see `soft_step`).
+    """Compute the three-point correlation S3 with soft steps for each pair of vectors, with S2 on the
+    diagonal: (N, C, C), where C = L^2 + (L - 1)^2.
 
     If the field is periodic, vectors with a negative second component start 2L pixels further along the last
     axis, because the reference does so and its values are to be reproduced. S2 is unaffected; a three-point
@@ -82,7 +74,7 @@ def _correlations(x: Tensor, measure: Measure) -> Tensor:
     forward, backward = _pairs(x, x, measure)
     if measure.periodic:
         backward = backward.roll(-2 * measure.limit_to, -1)
-    return _gram(torch.cat([forward, backward], dim=1))
+    return gram_matrix(torch.cat([forward, backward], dim=1))
 
 
 def _two_point_correlations(x: Tensor, measure: Measure) -> Tensor:
@@ -96,13 +88,13 @@ def _line_correlations(x: Tensor, measure: Measure) -> Tensor:
     limit = measure.limit_to
     forward, _ = _pairs(x, x, measure)
     vectors = [*range(limit, limit * limit, limit), *range(limit)]
-    return _gram(forward[:, vectors])
+    return gram_matrix(forward[:, vectors])
 
 
 def _fft_cross_correlations(x: Tensor, measure: Measure) -> Tensor:
-    """Compute the S2 of each two phases p > q, with p at x + r and q at x, sorted by (p, q), as (N, P (P - 1)
-    / 2, 2L - 1, 2L - 1)."""
-    pairs = sorted((p, q) for q, p in combinations(range(x.shape[1]), 2))
+    """Compute the two-point correlation of each two phases p > q, with p at x + r and q at x, sorted by
+    (p, q), as (N, P (P - 1) / 2, 2L - 1, 2L - 1)."""
+    pairs = [(p, q) for p in range(x.shape[1]) for q in range(p)]
     return torch.stack([two_point(x[:, p], x[:, q], measure) for p, q in pairs], dim=1)
 
 
@@ -113,19 +105,9 @@ def _cross_correlations(x: Tensor, measure: Measure) -> Tensor:
     Every vector starts at the same pixel, every pixel counts, and r = 0 is a pair like any other. The
     reference leaves out a row and a column and takes p alone at r = 0, so its values differ.
     """
-    pairs = sorted((p, q) for q, p in combinations(range(x.shape[1]), 2))
-    grams = [_gram(torch.cat(_pairs(x[:, p], x[:, q], measure), dim=1)) for p, q in pairs]
+    pairs = [(p, q) for p in range(x.shape[1]) for q in range(p)]
+    grams = [gram_matrix(torch.cat(_pairs(x[:, p], x[:, q], measure), dim=1)) for p, q in pairs]
     return torch.cat(grams, dim=1)
-
-
-CORRELATIONS = (
-    Descriptor("FFTCorrelations", _fft_correlations),
-    Descriptor("Correlations", _correlations),
-    Descriptor("TwoPointCorrelations", _two_point_correlations),
-    Descriptor("LineCorrelations", _line_correlations),
-    Descriptor("FFTCrossCorrelations", _fft_cross_correlations, of="phases"),
-    Descriptor("CrossCorrelations", _cross_correlations, weight=10.0, of="phases"),
-)
 
 
 def _volume_fractions(x: Tensor, measure: Measure) -> Tensor:
@@ -148,7 +130,13 @@ def _variation(x: Tensor, measure: Measure) -> Tensor:
     return ((down + across) / num_pixels)[:, None]
 
 
-SIMPLE = (
+CORRELATIONS = (
+    Descriptor("FFTCorrelations", _fft_correlations),
+    Descriptor("Correlations", _correlations),
+    Descriptor("TwoPointCorrelations", _two_point_correlations),
+    Descriptor("LineCorrelations", _line_correlations),
+    Descriptor("FFTCrossCorrelations", _fft_cross_correlations, of="phases"),
+    Descriptor("CrossCorrelations", _cross_correlations, weight=10.0, of="phases"),
     Descriptor("VolumeFractions", _volume_fractions),
     Descriptor("Variation", _variation, weight=100.0),
 )
@@ -158,8 +146,8 @@ def _rotations(vectors: Tensor) -> Tensor:
     """Return the matrices (N, 9, H, W) of rotation vectors (N, 3, H, W), whose length is the angle in radians
     (Rodrigues)."""
     x, y, z = vectors.unbind(dim=1)
-    nothing = torch.zeros_like(x)
-    cross = torch.stack([nothing, -z, y, z, nothing, -x, -y, x, nothing], dim=-1).unflatten(-1, (3, 3))
+    zero = torch.zeros_like(x)
+    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).unflatten(-1, (3, 3))
     matrices: Tensor = torch.linalg.matrix_exp(cross)
     return matrices.flatten(-2).movedim(-1, 1)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import cut, indicated
-from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.measure import S2, Measure
 
 _MAX_SHARE_ERROR = 0.01
 _MAX_RELATIVE_SHARE_ERROR = 0.05
@@ -18,16 +18,17 @@ _NUM_CUTS = 4
 
 
 def cut_near_share(field: Tensor, shares: Tensor, error: Callable[[Tensor], float]) -> Tensor:
-    """Return the phase of each pixel, int64, cut where the error is least near the target's shares.
+    """Assign each pixel to a phase, with volume fractions near the target's at which the error is least;
+    return the phases, int64.
 
-    The correlations of one finite picture can ask for a little more or less of a phase than the picture has,
-    and then both cannot be met. For two phases the cut leaves the target's share as long as the error falls,
-    by at most one hundredth of the pixels and a twentieth of the smaller phase. With a field for each phase
-    all shares are met.
+    The two-point correlations of a target that is one finite picture may fit best at a slightly different
+    volume fraction than the target's. For two phases, the fraction is therefore moved away from the target's
+    in small steps as long as the error falls: by at most one hundredth of the pixels and a twentieth of the
+    smaller phase. With a field for each phase, the fractions are exactly the target's.
 
     Args:
         field: the shares of the phases in each pixel, (P, ...).
-        shares: the target's, as for `cut`.
+        shares: the target's volume fractions, as for `cut`.
         error: the error of a field of phases, such as `s2_error`.
     """
     best = cut(field, shares)
@@ -39,27 +40,26 @@ def cut_near_share(field: Tensor, shares: Tensor, error: Callable[[Tensor], floa
     for direction in (1, -1):
         for number in range(1, _NUM_CUTS + 1):
             phases = cut(field, shares + direction * number * step)
-            found = error(phases)
-            if found >= least:
+            if (value := error(phases)) >= least:
                 break
-            best, least = phases, found
+            best, least = phases, value
     return best
 
 
 def s2_error(
     phases: Tensor, target: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]], measure: Measure
 ) -> float:
-    """Return the mean absolute difference of the two-point correlations, over all lags below limit_to, phases
-    and directions.
+    """Return the mean absolute difference of the two-point correlations of phases from a target's, over all
+    lags below limit_to, phases and directions.
 
     Args:
-        phases: the phase of each pixel.
+        phases: the phase of each pixel, (H, W) or (D, H, W).
         target: one set of descriptors, or one for each direction, with the 'FFTCorrelations' of one phase or
             of all.
+        measure: the parameters with which the target was measured.
     """
     targets = [target] if isinstance(target, Mapping) else target
-    wanted = torch.stack([t["FFTCorrelations"][:, 0] for t in targets])
-    field = indicated(phases, wanted.shape[1])
-    found = characterize(field, ["FFTCorrelations"], measure, multigrid=False)["FFTCorrelations"]
-    found = found[:, :, 0] if phases.ndim == 3 else found[None, :, 0]
-    return float((found - wanted).abs().mean())
+    target_s2 = torch.stack([t[S2][:, 0] for t in targets])
+    s2 = characterize(indicated(phases, target_s2.shape[1]), [S2], measure, multigrid=False)[S2]
+    s2 = s2[:, :, 0] if phases.ndim == 3 else s2[None, :, 0]
+    return float((s2 - target_s2).abs().mean())

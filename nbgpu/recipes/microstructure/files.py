@@ -1,4 +1,4 @@
-"""Checks microstructures of files and makes fields of them, and writes fields as VTK files."""
+"""Reads microstructures from files as fields, with all checks, and writes fields as VTK files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.micrographs import PICTURE_SUFFIXES, READ_ERRORS, read_micrograph
 
-_MIN_GRAM_LIMIT = 16
 
-
-def paths_in(data: str) -> list[Path]:
+def data_paths(data: str) -> list[Path]:
     """Return the files that the `data` setting names: one, or three separated by commas, one for each
     direction."""
     return [Path(name.strip()).expanduser() for name in data.split(",")]
@@ -34,7 +32,7 @@ def load_fields(
     holds rotation vectors in radians, as floats.
 
     Args:
-        data: see `paths_in`.
+        data: see `data_paths`.
         names: the descriptors to be measured.
         measure: the parameters of the descriptors.
         multiphase: whether a field has one channel for each phase; otherwise it has one, for the second of
@@ -47,7 +45,7 @@ def load_fields(
     Raises:
         DataError: lists every problem of all the files, one per line.
     """
-    paths = paths_in(data)
+    paths = data_paths(data)
     problems: list[str] = []
     fields: list[Tensor] = []
     notes: list[str] = []
@@ -55,10 +53,10 @@ def load_fields(
         problems.append(
             f"data={data!r} names {len(paths)} files; it takes one, or three pictures, one for each direction"
         )
-    oriented = any(DESCRIPTORS[name].of == "orientations" for name in names)
+    is_oriented = any(DESCRIPTORS[name].of == "orientations" for name in names)
     for path in paths:
         try:
-            micrograph = read_micrograph(path, threshold, oriented)
+            values, note = read_micrograph(path, threshold, is_oriented)
         except DataError as error:
             problems.append(str(error))
             continue
@@ -66,40 +64,30 @@ def load_fields(
             kind = "picture" if path.suffix.lower() in PICTURE_SUFFIXES else ".npy file of numbers"
             problems.append(f"{path}: cannot be read as a {kind}: {error}")
             continue
-        values = micrograph.values
-        notes += [micrograph.note] if micrograph.note else []
-        found = list(_problems(values, names, measure, multiphase, oriented))
-        problems += [f"{path}: {problem}" for problem in found]
-        if not found:
-            fields.append(_as_field(values, multiphase, oriented))
-    shapes = {tuple(field.shape[:1]) + (field.ndim,) for field in fields}
-    if not problems and len(fields) == 3 and (len(shapes) > 1 or fields[0].ndim != 3):
-        found_shapes = ", ".join("x".join(map(str, field.shape[1:])) for field in fields)
+        notes += [note] if note else []
+        if file_problems := list(_problems(values, measure, multiphase, is_oriented)):
+            problems += [f"{path}: {problem}" for problem in file_problems]
+        else:
+            fields.append(_as_field(values, multiphase, is_oriented))
+    kinds = {(len(field), field.ndim) for field in fields}
+    if not problems and len(fields) == 3 and (len(kinds) > 1 or fields[0].ndim != 3):
+        shapes = ", ".join("x".join(map(str, field.shape[1:])) for field in fields)
         problems.append(
-            f"data={data!r}: three files must be pictures with the same number of phases; they are {found_shapes}"
+            f"data={data!r}: three files must be pictures with the same number of phases; they are {shapes}"
         )
     if problems:
         raise DataError("\n".join(problems))
     return fields, notes
 
 
-def _problems(
-    values: np.ndarray, names: Sequence[str], measure: Measure, multiphase: bool, oriented: bool
-) -> Iterator[str]:
-    """Yield a message for each reason why an array cannot be measured: its type, its shape, and its values.
-
-    Args:
-        values: the array of a file.
-        names: the descriptors to be measured.
-        measure: the parameters of the descriptors.
-        multiphase: whether a field has one channel for each phase.
-        oriented: whether the array holds rotation vectors (..., 3).
-    """
-    shape = values.shape[:-1] if oriented else values.shape
+def _problems(values: np.ndarray, measure: Measure, multiphase: bool, is_oriented: bool) -> Iterator[str]:
+    """Yield a message for each reason why the array of a file cannot be measured: its type, its shape, or its
+    values. The arguments are those of `load_fields` and `_as_field`."""
+    shape = values.shape[:-1] if is_oriented else values.shape
     if values.dtype.kind not in "buif":
         yield f"holds {values.dtype}; it takes integers (phases 0 to n - 1) or floats from 0 to 1"
         return
-    if oriented and (values.shape[-1:] != (3,) or values.dtype.kind != "f"):
+    if is_oriented and (values.shape[-1:] != (3,) or values.dtype.kind != "f"):
         yield f"holds no rotation vectors for the OrientationDescriptor: floats with a last axis of 3, not {_format_values(values)}"
         return
     if len(shape) not in (2, 3):
@@ -111,18 +99,17 @@ def _problems(
             f"has {_format_values(values)}, and each axis needs at least 2 x limit_to = {2 * measure.limit_to} pixels. Lower "
             "limit_to"
         )
-    if "GramMatrices" in names and measure.limit_to < _MIN_GRAM_LIMIT:
-        yield f"GramMatrices need limit_to of at least {_MIN_GRAM_LIMIT}, and it is {measure.limit_to}"
-    if values.dtype.kind == "f":
-        if not np.isfinite(values).all():
-            yield f"holds {int((~np.isfinite(values)).sum())} values that are NaN or infinite"
-        elif not oriented:
-            yield from _problems_of_shares(values, multiphase)
-    else:
-        yield from _problems_of_phases(values, names, multiphase)
+    if not values.size:
+        return
+    if values.dtype.kind != "f":
+        yield from _phase_problems(values, multiphase)
+    elif not np.isfinite(values).all():
+        yield f"holds {int((~np.isfinite(values)).sum())} values that are NaN or infinite"
+    elif not is_oriented:
+        yield from _share_problems(values, multiphase)
 
 
-def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
+def _share_problems(values: np.ndarray, multiphase: bool) -> Iterator[str]:
     """Yield a message if floats are not shares from 0 to 1, or are shares where the settings need phases."""
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
@@ -131,7 +118,7 @@ def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
         yield "holds shares of one phase, and multiphase=True takes phases as integers"
 
 
-def _problems_of_phases(values: np.ndarray, names: Sequence[str], multiphase: bool) -> Iterator[str]:
+def _phase_problems(values: np.ndarray, multiphase: bool) -> Iterator[str]:
     """Yield a message if integers are not phases 0 to n - 1 without gaps, or their number does not fit the
     settings."""
     present = np.unique(values)
@@ -150,14 +137,14 @@ def _format_values(values: np.ndarray) -> str:
     return f"the shape {values.shape} of {values.dtype}"
 
 
-def _as_field(values: np.ndarray, multiphase: bool, oriented: bool) -> Tensor:
+def _as_field(values: np.ndarray, multiphase: bool, is_oriented: bool) -> Tensor:
     """Return an array as a field (P, *shape) in float64.
 
-    With `oriented`, rotation vectors (*shape, 3) become three channels. Floats without `multiphase` are the
-    share of phase 1, P = 1. Otherwise the values are phases: with `multiphase` P indicator functions, one for
-    each phase; without it the indicator function of phase 1, P = 1.
+    With `is_oriented`, rotation vectors (*shape, 3) become three channels. Floats without `multiphase` are
+    the share of phase 1, and P = 1. Otherwise the values are phases: with `multiphase` the field has the
+    indicator function of each of P phases, without it that of phase 1 alone.
     """
-    if oriented:
+    if is_oriented:
         return torch.from_numpy(values.astype(np.float64)).movedim(-1, 0)
     if values.dtype.kind == "f" and not multiphase:
         return torch.from_numpy(values.astype(np.float64))[None]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, pad, relu
 
 from nbgpu.errors import DataError
-from nbgpu.recipes.microstructure.measure import Descriptor, Measure
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure, gram_matrix
 from nbgpu.recipes.weight_files import convolutions
 
 _RANDOM_SIZES = (3, 5, 7, 11)
@@ -31,8 +31,8 @@ Layer = tuple[Tensor, Tensor]
 
 @cache
 def _random_layers(num_channels: int) -> list[Layer]:
-    """Build one layer for each filter size, used side by side: filters of mean 0 and norm 1, the same on
-    every call."""
+    """Build one layer of random filters for each filter size, to be used side by side: filters of mean 0 and
+    norm 1, from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for size in _RANDOM_SIZES:
@@ -44,8 +44,8 @@ def _random_layers(num_channels: int) -> list[Layer]:
 
 
 @cache
-def _layers_of_file(path: str) -> list[Layer]:
-    """Load successive convolutions.
+def _load_layers(path: str) -> list[Layer]:
+    """Load the successive convolutions of the file `gram_network`.
 
     Raises:
         DataError: lists every problem of the file.
@@ -66,10 +66,8 @@ def _convolve(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
 
 
 def _gram(features: Tensor) -> Tensor:
-    """Return the mean products of all pairs of channels of (N, C, H, W), each pair once, as (N, C (C + 1) /
-    2)."""
-    flat = features.flatten(2)
-    matrix = flat @ flat.transpose(1, 2) / flat.shape[2]
+    """Return the upper triangle of the Gram matrix of (N, C, H, W), as (N, C (C + 1) / 2)."""
+    matrix = gram_matrix(features)
     rows, columns = torch.triu_indices(matrix.shape[1], matrix.shape[1], device=matrix.device)
     return matrix[:, rows, columns]
 
@@ -79,13 +77,13 @@ def _multi_phase_gram_matrices(x: Tensor, measure: Measure) -> Tensor:
     if measure.gram_network == "random":
         layers = _random_layers(x.shape[1])
         return torch.cat([_gram(_convolve(x, layer, measure.periodic)) for layer in layers], dim=1)
-    layers = _layers_of_file(measure.gram_network)
-    num_taken = layers[0][0].shape[1]
-    if x.shape[1] == 1 and num_taken > 1:
-        x = x.expand(-1, num_taken, -1, -1)  # a grey picture, for a network that takes colours
-    elif x.shape[1] != num_taken:
+    layers = _load_layers(measure.gram_network)
+    num_channels = layers[0][0].shape[1]
+    if x.shape[1] == 1 and num_channels > 1:
+        x = x.expand(-1, num_channels, -1, -1)  # a grey picture, for a network that takes colours
+    elif x.shape[1] != num_channels:
         raise DataError(
-            f"{measure.gram_network} takes {num_taken} channels, and the field has {x.shape[1]} phases"
+            f"{measure.gram_network} takes {num_channels} channels, and the field has {x.shape[1]} phases"
         )
     grams = []
     for index, layer in enumerate(layers):

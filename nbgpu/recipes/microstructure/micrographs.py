@@ -3,7 +3,6 @@ of grey values is cut into two phases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,33 +14,28 @@ PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
 READ_ERRORS = (OSError, ValueError, EOFError, SyntaxError, UnidentifiedImageError)
 """The errors of NumPy and Pillow for a damaged file; Pillow raises SyntaxError for a broken PNG."""
 _MAX_PHASES = 8
-"""Whole numbers of more values than these are grey values."""
+"""Integers with more different values than this count as grey values, not as phases."""
 _BLACK_AND_WHITE = ((0, 255), (0, 65535))
 _MAGIC = b"\x93NUMPY"
 _MAGIC_OF_ARCHIVE = b"PK"
 _BINS = 256
 
 
-@dataclass(frozen=True)
-class Micrograph:
-    """The values of a file: phases 0 to n - 1 as integers, shares from 0 to 1, or rotation vectors."""
+def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> tuple[np.ndarray, str]:
+    """Read a file, and turn grey values into two phases.
 
-    values: np.ndarray
-    """(H, W) or (D, H, W); rotation vectors have a last axis of 3."""
-    note: str = ""
-    """How grey values became phases; empty where the file has phases."""
-
-
-def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> Micrograph:
-    """Read a file.
-
-    In a picture of two values, or an array of black and white, the brighter pixels are the second phase. Grey
-    values, which are more than eight different integers or floats beyond 1, are cut at the threshold.
+    In a picture of two values, or an array of black and white, the brighter pixels are the second phase.
+    Grey values are cut at the threshold; more than eight different integers, or floats above 1, are grey
+    values.
 
     Args:
         path: a .npy, .png or .tif file.
         threshold: the grey value above which a pixel belongs to the second phase; None for Otsu's (1979).
-        is_oriented: whether the file holds rotation vectors, which are not changed.
+        is_oriented: whether the file holds rotation vectors, which stay as they are.
+
+    Returns:
+        The values, (H, W) or (D, H, W): phases 0 to n - 1 as integers, or shares from 0 to 1; or rotation
+        vectors, with a last axis of 3. And a sentence about grey values that became phases, else "".
 
     Raises:
         DataError: the file is no picture of grey values or phases.
@@ -50,26 +44,25 @@ def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> M
     is_picture = path.suffix.lower() in PICTURE_SUFFIXES
     values = _read_picture(path) if is_picture else _read_array(path)
     if is_oriented or values.dtype.kind not in "buif" or not values.size:
-        return Micrograph(values)
+        return values, ""
     values = _without_colours(path, values, is_picture)
     if values.dtype.kind == "f":
-        is_grey = bool(np.isfinite(values).all() and values.min() >= 0 and values.max() > 1)
-        return _segment(path, values, threshold) if is_grey else Micrograph(values)
-    different = np.unique(values)
-    if len(different) == 2 and (is_picture or tuple(different) in _BLACK_AND_WHITE):
-        return Micrograph((values == different[1]).astype(np.int64))
-    if different[0] >= 0 and (
-        len(different) > _MAX_PHASES or (is_picture and different[-1] >= len(different))
-    ):
+        is_grey = np.isfinite(values).all() and values.min() >= 0 and values.max() > 1
+        return _segment(path, values, threshold) if is_grey else (values, "")
+    levels = np.unique(values)
+    if len(levels) == 2 and (is_picture or tuple(levels) in _BLACK_AND_WHITE):
+        return (values == levels[1]).astype(np.int64), ""
+    # The levels of a picture that are not 0 to n - 1 are no phases either.
+    if levels[0] >= 0 and (len(levels) > _MAX_PHASES or (is_picture and levels[-1] >= len(levels))):
         return _segment(path, values, threshold)
-    return Micrograph(values)
+    return values, ""
 
 
 def _read_array(path: Path) -> np.ndarray:
     """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
     with path.open("rb") as file:
         magic = file.read(len(_MAGIC))
-    # NumPy takes any other file for a pickle, and its message says how to load one.
+    # NumPy takes any other file for a pickle, and its error message would advise to allow pickles.
     if magic != _MAGIC and not magic.startswith(_MAGIC_OF_ARCHIVE):
         raise ValueError("it does not begin as one. Pictures end in .png, .tif or .tiff")
     values = np.load(path, allow_pickle=False)
@@ -93,25 +86,28 @@ def _read_picture(path: Path) -> np.ndarray:
 
 
 def _without_colours(path: Path, values: np.ndarray, is_picture: bool) -> np.ndarray:
-    """Return values without their last axis where that holds one channel, or equal ones as a grey picture in
-    RGB has; opacity is left out."""
-    last = values.shape[-1] if values.ndim in (3, 4) else 0
-    if last == 1:
+    """Return grey values without the axis of channels, if there is one.
+
+    Raises:
+        DataError: the channels of colour differ.
+    """
+    num_channels = values.shape[-1] if values.ndim in (3, 4) else 0
+    # One channel, or grey and opacity.
+    if num_channels == 1 or (is_picture and num_channels == 2):
         return values[..., 0]
-    # Grey and opacity.
-    if is_picture and last == 2:
-        return values[..., 0]
-    if last not in (3, 4) or (values.ndim == 4 and not is_picture):
+    # No axis of channels; an array (D, H, W, 3) is refused later, with advice about orientations.
+    if num_channels not in (3, 4) or (values.ndim == 4 and not is_picture):
         return values
     if (values[..., :3] == values[..., :1]).all():
         return values[..., 0]
     raise DataError(
-        f"{path}: has {last} channels of colour that differ. Save one of them, or phases as integers from 0"
+        f"{path}: has {num_channels} channels of colour that differ. Save one of them, or phases as integers from 0"
     )
 
 
-def _segment(path: Path, values: np.ndarray, threshold: float | None) -> Micrograph:
-    """Divide grey values into two phases at the threshold; None for Otsu's."""
+def _segment(path: Path, values: np.ndarray, threshold: float | None) -> tuple[np.ndarray, str]:
+    """Divide grey values into two phases at the threshold, None for Otsu's; return them and a sentence about
+    the threshold."""
     chosen = otsu_threshold(values) if threshold is None else threshold
     phases = (values > chosen).astype(np.int64)
     method = "Otsu's threshold" if threshold is None else "threshold"
@@ -121,12 +117,12 @@ def _segment(path: Path, values: np.ndarray, threshold: float | None) -> Microgr
         raise DataError(
             f"{path}: threshold={chosen:g} does not divide its grey values from {low:g} to {high:g}"
         )
-    return Micrograph(phases, note)
+    return phases, note
 
 
 def otsu_threshold(values: np.ndarray) -> float:
-    """Return the threshold that leaves the least variance within the two classes (Otsu 1979), of a histogram
-    of 256 bins from the lowest to the highest value."""
+    """Return the threshold that leaves the least variance within the two classes (Otsu 1979), from a
+    histogram of 256 bins."""
     counts, edges = np.histogram(values, _BINS)
     centres = (edges[1:] + edges[:-1]) / 2
     below = np.cumsum(counts)[:-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from nbgpu.engine.workload.shards import Shards, all_gather, share_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.measure import slices_along, stacks_of
+from nbgpu.recipes.microstructure.measure import slice_stacks, slices_along
 
 MAX_PIXELS_AT_ONCE = 2**15
-"""The number of pixels of the slices whose graph is in memory at one time: Correlations with limit_to=16 make
-481 numbers of each pixel, three times."""
+"""The largest number of pixels of the slices whose autograd graph is in memory at one time: Correlations with
+limit_to=16 compute 481 values for each pixel, and keep them three times."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class _Part:
 class Objective:
     """The sum of a loss over all slices of a volume in its three directions, or the loss of a picture.
 
-    The ranks share the slices. Nothing is summed across ranks: each rank receives what the others have
-    computed and sums it in the order of the slices. So the value and the gradient do not depend on the number
-    of ranks, and an optimizer makes the same of them on every rank.
+    The ranks share the slices. Nothing is reduced across ranks: each rank gathers the losses and gradients of
+    all slices and sums them in the order of the slices. So the loss and the gradient are the same to the last
+    bit on every rank and for any number of ranks, and so are the optimizer's steps.
 
     Args:
         loss: the loss of a slice.
@@ -72,16 +72,18 @@ class Objective:
         Returns:
             A scalar, and a tensor of the shape of the field; both are the same on all ranks.
         """
-        # One stack of slices for each direction, (N, P, ...), and which of the slices are evaluated.
-        stacks = stacks_of(field)
+        # A stack of slices (N, P, ...) for each direction, and the indices of the slices to evaluate.
+        stacks = slice_stacks(field)
         indices = [self._draw_slices(len(stack), direction, step) for direction, stack in enumerate(stacks)]
-        evaluated = [stack if d is None else stack[d] for stack, d in zip(stacks, indices, strict=True)]
+        evaluated = [stack if i is None else stack[i] for stack, i in zip(stacks, indices, strict=True)]
         local_parts = [
             self._local_part(stack, direction, coarser) for direction, stack in enumerate(evaluated)
         ]
-        parts = local_parts if self._world_size == 1 else self._gather_parts(local_parts, evaluated)
-        # Slices that are not drawn count as the mean of those that are.
-        scales = [len(stack) / len(some) for stack, some in zip(stacks, evaluated, strict=True)]
+        parts = local_parts
+        if self._world_size > 1:
+            parts = [self._gather_part(*pair) for pair in zip(local_parts, evaluated, strict=True)]
+        # Slices that are not drawn count as much as the mean of those that are.
+        scales = [len(stack) / len(drawn) for stack, drawn in zip(stacks, evaluated, strict=True)]
         loss = torch.cat([part.losses * factor for part, factor in zip(parts, scales, strict=True)]).sum()
         if field.ndim == 3:
             return loss, parts[0].gradient[0]
@@ -96,55 +98,48 @@ class Objective:
         return loss, gradient
 
     def part(self, field: Tensor, shards: Shards, coarser: int = 0) -> tuple[float, Tensor]:
-        """Compute (loss, this rank's part of the gradient) over all slices. A collective with several ranks.
+        """Compute (loss, this rank's shard of the gradient) over all slices. A collective with several ranks.
 
-        No rank has the whole gradient: each sends the others the parts of its slices' gradients that belong
-        to them. The gradient equals that of a call of the objective to the last bit.
+        No rank holds the whole gradient: the ranks exchange the gradients of their slices, so that each
+        receives its own shard. The shard equals that of the whole gradient, as a call of the objective
+        returns it, to the last bit.
 
         Args:
             field: the whole field, (P, H, W) or (P, D, H, W).
             shards: the division of the field over the ranks.
             coarser: how many times the resolution of the field was halved relative to the target.
         """
-        stacks = stacks_of(field)
+        stacks = slice_stacks(field)
         gradient = field.new_zeros(len(shards.share), shards.num_in_slice)
-        own_stacks = stacks_of(shards.view(gradient))
+        shard_stacks = slice_stacks(shards.view(gradient))
         losses = []
-        for direction, (stack, own_stack) in enumerate(zip(stacks, own_stacks, strict=True)):
+        for direction, (stack, shard_stack) in enumerate(zip(stacks, shard_stacks, strict=True)):
             local = self._local_part(stack, direction, coarser)
-            losses.append(self._gather_losses(local.losses, len(stack)))
-            # A volume is divided along its first direction, whose slices each lie on one rank as a whole.
+            losses.append(gather_rows(local.losses.cpu(), len(stack), self._world_size))
+            # A volume is sharded along its first direction, so each slice across it lies on one rank.
             if self._world_size == 1 or (direction == 0 and field.ndim > 3):
-                own_stack += local.gradient
+                shard_stack += local.gradient
                 continue
             for share, received in self._exchange_gradients(local.gradient, len(stack), shards):
-                own_stack[share.start : share.stop] += received
+                shard_stack[share.start : share.stop] += received
         # fsum rounds only once, so the loss is the same on every processor. The ranks decide by it whether to
         # accept a step, and must decide alike.
         return math.fsum(torch.cat(losses).tolist()), gradient
 
-    def _gather_losses(self, losses: Tensor, num_slices: int) -> Tensor:
-        """Gather the losses of all slices across one direction from the ranks' shares, in the order of the
-        slices."""
-        local = losses.cpu()
-        if self._world_size == 1:
-            return local
-        size = len(share_of(num_slices, 0, self._world_size))
-        padded = local.new_zeros(size)
-        padded[: len(local)] = local
-        received = local.new_empty(self._world_size * size)
-        all_gather(received, padded)
-        return received[:num_slices]
-
     def _exchange_gradients(
         self, gradient: Tensor, num_slices: int, shards: Shards
     ) -> Iterator[tuple[range, Tensor]]:
-        """Give each rank its part of the gradients of this rank's slices; yield, by rank, the slices that it
-        had and this rank's part of their gradients.
+        """Send each rank its shard of the gradients of this rank's slices, and receive this rank's shard of
+        the gradients of all slices. A collective (all-to-all).
 
         Args:
-            gradient: (own slices, P, L, ...), where L is the axis along which the field is divided.
-            num_slices: the number of all ranks' slices.
+            gradient: the gradients of this rank's slices (n, P, L, ...), where L is the axis along which the
+                field is sharded.
+            num_slices: the number of slices of all ranks.
+            shards: the division of the field over the ranks.
+
+        Yields:
+            For each rank, the range of its slices, and this rank's shard of their gradients.
         """
         ranks = range(self._world_size)
         lengths = [share_of(shards.shape[1], rank, self._world_size) for rank in ranks]
@@ -152,12 +147,11 @@ class Objective:
         parts = [gradient[:, :, length.start : length.stop] for length in lengths]
         sizes = [part.numel() for part in parts]
         message = gradient.new_empty(sum(sizes))
-        for part, room in zip(parts, message.split(sizes), strict=True):
-            room.view(part.shape).copy_(part)
+        for part, section in zip(parts, message.split(sizes), strict=True):
+            section.view(part.shape).copy_(part)
         shape = (gradient.shape[1], len(shards.share), *gradient.shape[3:])
         received_sizes = [len(share) * math.prod(shape) for share in shares]
-        on_host = dist.get_backend() == "gloo"
-        sent = message.cpu() if on_host else message
+        sent = message.cpu() if dist.get_backend() == "gloo" else message
         received = sent.new_empty(sum(received_sizes))
         dist.all_to_all_single(received, sent, received_sizes, sizes)
         for share, numbers in zip(shares, received.to(gradient.device).split(received_sizes), strict=True):
@@ -172,7 +166,7 @@ class Objective:
 
     def _local_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
         """Compute the losses and gradients of this rank's share of a stack of slices (N, P, H, W), a few
-        slices at a time so that the graph of only MAX_PIXELS_AT_ONCE pixels is in memory."""
+        slices at a time, so that the autograd graph has at most MAX_PIXELS_AT_ONCE pixels."""
         share = share_of(len(stack), self._rank, self._world_size)
         slices = stack[share.start : share.stop].detach()
         losses, gradient = slices.new_empty(len(slices)), slices.new_empty(slices.shape)
@@ -181,29 +175,33 @@ class Objective:
             selected = slice(begin, begin + at_once)
             some = slices[selected].contiguous().requires_grad_()
             with torch.enable_grad():
-                of_each = self._loss(some, direction, coarser)
-            (gradient[selected],) = torch.autograd.grad(of_each.sum(), some)
-            losses[selected] = of_each.detach()
+                slice_losses = self._loss(some, direction, coarser)
+            (gradient[selected],) = torch.autograd.grad(slice_losses.sum(), some)
+            losses[selected] = slice_losses.detach()
         return _Part(losses, gradient)
 
-    def _gather_parts(self, local_parts: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
-        """Exchange the losses and gradients of all ranks' slices in one collective, and return them for each
-        direction in the order of the slices: the same on every rank."""
-        # Shares may differ in length, but messages may not.
-        lengths = [len(share_of(len(stack), 0, self._world_size)) for stack in stacks]
-        sizes = [length * (1 + stack[0].numel()) for length, stack in zip(lengths, stacks, strict=True)]
-        message = local_parts[0].losses.new_zeros(sum(sizes))
-        for part, room in zip(local_parts, message.split(sizes), strict=True):
-            own_numbers = torch.cat([part.losses[:, None], part.gradient.flatten(1)], dim=1).flatten()
-            room[: len(own_numbers)] = own_numbers
-        on_host = dist.get_backend() == "gloo"
-        sent = message.cpu() if on_host else message
-        received = [torch.empty_like(sent) for _ in range(self._world_size)]
-        dist.all_gather(received, sent)
-        by_rank = [numbers.to(message.device).split(sizes) for numbers in received]
-        parts = []
-        for stack, numbers in zip(stacks, zip(*by_rank, strict=True), strict=True):
-            # Only the last non-empty share can have padding, so all padding comes after the slices.
-            rows = torch.cat(numbers).view(-1, 1 + stack[0].numel())[: len(stack)]
-            parts.append(_Part(rows[:, 0], rows[:, 1:].reshape(stack.shape)))
-        return parts
+    def _gather_part(self, local: _Part, stack: Tensor) -> _Part:
+        """Return the losses and gradients of all ranks' slices in a stack (N, P, H, W). A collective."""
+        rows = torch.cat([local.losses[:, None], local.gradient.flatten(1)], dim=1)
+        rows = gather_rows(rows, len(stack), self._world_size)
+        return _Part(rows[:, 0], rows[:, 1:].reshape(stack.shape))
+
+
+def gather_rows(rows: Tensor, num_rows: int, world_size: int) -> Tensor:
+    """Return the rows (num_rows, ...) of all ranks in order, on every rank. A collective with several ranks.
+
+    Args:
+        rows: the rows of this rank's `share_of`, (n, ...).
+        num_rows: the number of rows of all ranks.
+        world_size: the number of ranks.
+    """
+    if world_size == 1:
+        return rows
+    # all_gather takes tensors of one size. Only the last shares are shorter, so all padding is at the end.
+    largest = len(share_of(num_rows, 0, world_size))
+    padded = rows.new_zeros(largest, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    sent = padded.cpu() if dist.get_backend() == "gloo" else padded
+    received = sent.new_empty(world_size * largest, *rows.shape[1:])
+    all_gather(received, sent)
+    return received[:num_rows].to(rows.device)

@@ -13,12 +13,12 @@ from nbgpu.recipes import side_by_side
 from nbgpu.recipes.side_by_side import Colours, Grid
 
 _LEAST_WIDTH_PX = 160
-_BESIDE_PX = 20
+_BLOCK_MARGIN_PX = 20
 _COLOURS = "viridis"
 _PIXEL = {2: "pixels", 3: "voxels"}
 
 
-def slices_of(phases: Tensor) -> list[Tensor]:
+def middle_slices(phases: Tensor) -> list[Tensor]:
     """Return a picture itself, or the middle slices of a volume perpendicular to its three directions."""
     if phases.ndim == 2:
         return [phases]
@@ -26,8 +26,9 @@ def slices_of(phases: Tensor) -> list[Tensor]:
 
 
 def slices(phases: Tensor, colours: Colours) -> str:
-    """Draw a picture, or the middle slices of a volume side by side, with the first row at the top."""
-    shown = slices_of(phases)
+    """Draw a picture (H, W), or the middle slices of a volume (D, H, W) side by side, with the first row at
+    the top; return a PNG as a data URI."""
+    shown = middle_slices(phases)
     # A slice perpendicular to an axis shows the other two, the first of them downwards.
     axes = [(1, 0)] if phases.ndim == 2 else [(2, 1), (2, 0), (1, 0)]
     pixel = _PIXEL[phases.ndim]
@@ -36,12 +37,12 @@ def slices(phases: Tensor, colours: Colours) -> str:
     return side_by_side.figure_uri(figure)
 
 
-def correlations(wanted: Tensor, found: Tensor, highest: float) -> str:
+def correlations(target: Tensor, found: Tensor) -> str:
     """Draw the two-point correlations (2L - 1, 2L - 1) of a target and of the field that was found side by
-    side, with lag 0 in the middle."""
-    colours = Colours("probability", 0, highest, _COLOURS)
-    grid = Grid("pixels", start=-len(wanted) / 2, names=("distance", "distance"))
-    images = [wanted.numpy(), found.numpy()]
+    side, with lag 0 in the middle; return a PNG as a data URI."""
+    colours = Colours("probability", 0, float(target.max()), _COLOURS)
+    grid = Grid("pixels", start=-len(target) / 2, names=("distance", "distance"))
+    images = [target.numpy(), found.numpy()]
     return side_by_side.figure_uri(
         side_by_side.row(images, colours, grid, ("target", "found"), least_px=_LEAST_WIDTH_PX)
     )
@@ -49,18 +50,18 @@ def correlations(wanted: Tensor, found: Tensor, highest: float) -> str:
 
 def block(volume: Tensor, colours: Colours, width_px: int = 320) -> str:
     """Draw a volume (D, H, W) as a block seen from above one of its edges: three faces, each in a different
-    shade, with the lengths along its edges."""
+    shade, with the lengths along its edges in voxels; return a PNG as a data URI."""
     pixels = _block(volume, colours, width_px)
     height_px = len(pixels)
     figure = side_by_side.figure_of(
-        _BESIDE_PX + width_px + side_by_side.BAR_AND_LABELS_PX, height_px + 2 * _BESIDE_PX
+        _BLOCK_MARGIN_PX + width_px + side_by_side.BAR_AND_LABELS_PX, height_px + 2 * _BLOCK_MARGIN_PX
     )
     across, up = figure.get_size_inches() * figure.dpi
-    place = (_BESIDE_PX / across, _BESIDE_PX / up, width_px / across, height_px / up)
+    place = (_BLOCK_MARGIN_PX / across, _BLOCK_MARGIN_PX / up, width_px / across, height_px / up)
     axes = figure.add_axes(place, label="block")
     axes.set_axis_off()
     axes.imshow(pixels, interpolation="nearest", aspect="auto")
-    # The three edges that meet in no hidden corner: at the left, and those below the two faces in front.
+    # Labels beside the edge at the left and the two edges in front, one for each axis: (x, y, angle).
     edges = ((-0.03, 0.5, 90), (0.22, 0.08, -30), (0.78, 0.08, 30))
     for axis, (x, y, degrees) in enumerate(edges):
         axes.text(
@@ -73,7 +74,7 @@ def block(volume: Tensor, colours: Colours, width_px: int = 320) -> str:
             fontsize=side_by_side.FONT_PT,
             transform=axes.transAxes,
         )
-    side_by_side.draw_bar(figure, colours, _BESIDE_PX, height_px)
+    side_by_side.draw_bar(figure, colours, _BLOCK_MARGIN_PX, height_px)
     return side_by_side.figure_uri(figure)
 
 
@@ -96,12 +97,12 @@ def _block(volume: Tensor, colours: Colours, width: int) -> NDArray[np.float64]:
     ]
     voxels = volume.double().numpy()
     for a, b, c, light in faces:
-        seen = (np.minimum(np.minimum(a, b), c) >= 0) & (np.maximum(np.maximum(a, b), c) <= 1)
+        is_seen = (np.minimum(np.minimum(a, b), c) >= 0) & (np.maximum(np.maximum(a, b), c) <= 1)
         # The first axis points down, the others along the edges of the top face.
-        at = [
-            np.minimum((position[seen] * length).astype(int), length - 1)
+        indices = tuple(
+            np.minimum((position[is_seen] * length).astype(int), length - 1)
             for position, length in zip((1 - c, a, b), voxels.shape, strict=True)
-        ]
-        shares = (voxels[tuple(at)] - colours.lowest) / (colours.highest - colours.lowest)
-        image[seen] = colour_of(shares) * np.array([light, light, light, 1.0])
+        )
+        shares = (voxels[indices] - colours.lowest) / (colours.highest - colours.lowest)
+        image[is_seen] = colour_of(shares) * np.array([light, light, light, 1.0])
     return image.clip(0, 1)

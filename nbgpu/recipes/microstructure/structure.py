@@ -13,13 +13,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from nbgpu.recipes.microstructure.measure import stacks_of
+from nbgpu.recipes.microstructure.measure import slice_stacks
 
-_LONGEST = 4
+_MAX_LINE = 4
 """The longest line that is measured, in units of limit_to."""
-_WITHIN_SLICES = np.zeros((3, 3, 3), dtype=bool)
-_WITHIN_SLICES[1, 1, :] = _WITHIN_SLICES[1, :, 1] = True
-"""Neighbours that belong to one cluster: those that share a side, in the same slice."""
+_NEIGHBOURS = np.zeros((3, 3, 3), dtype=bool)
+_NEIGHBOURS[1, 1, :] = _NEIGHBOURS[1, :, 1] = True
+"""The structuring element of a cluster: pixels that share a side in the same slice are connected."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ class Structure:
         """The probability that a chord, a stretch between two borders of a phase, is at least 1, 2 ... K - 1
         pixels long: (P, K - 1).
 
-        It is the slope of the lineal path (Torquato and Lu 1993), and 1 for a phase that has no border.
+        It is the slope of the lineal path, divided by its first value (Torquato and Lu 1993), and 1 for a
+        phase that has no border.
         """
         slope = self.lineal_path[:, :-1] - self.lineal_path[:, 1:]
-        of_all = slope[:, :1]
-        return torch.where(of_all > 0, slope / of_all.clamp(min=1e-300), 1.0)
+        first = slope[:, :1]
+        return torch.where(first > 0, slope / first.clamp(min=1e-300), 1.0)
 
 
 def structures(phases: Tensor, num_phases: int, limit_to: int, periodic: bool) -> list[Structure]:
@@ -59,26 +60,26 @@ def structures(phases: Tensor, num_phases: int, limit_to: int, periodic: bool) -
         limit_to: pairs of pixels are less than this many pixels apart, and lines up to four times as long.
         periodic: whether the field continues beyond an edge at the opposite one.
     """
-    return [_structure(stack[:, 0], num_phases, limit_to, periodic) for stack in stacks_of(phases[None])]
+    return [_structure(stack[:, 0], num_phases, limit_to, periodic) for stack in slice_stacks(phases[None])]
 
 
-def structure_errors(found: Sequence[Structure], wanted: Sequence[Structure]) -> dict[str, float]:
-    """Return how far structures are from the wanted ones, one for each direction or one for all.
+def structure_errors(measured: Sequence[Structure], targets: Sequence[Structure]) -> dict[str, float]:
+    """Return the distances of structures from those of a target, one for each direction or one for all.
 
     `lineal_path_error` and `cluster_error` are mean absolute differences of probabilities, over lengths,
     phases and directions. `chord_error_px` is the mean distance by which chords would have to grow or shrink
-    to have the wanted distribution, in pixels: the area between the two distributions (Wasserstein's
+    to have the target's distribution, in pixels: the area between the two distributions (Wasserstein's
     distance), up to the longest line that both have.
     """
-    pairs = [(one, wanted[index % len(wanted)]) for index, one in enumerate(found)]
+    pairs = [(one, targets[index % len(targets)]) for index, one in enumerate(measured)]
     longest = min(one.lineal_path.shape[1] for pair in pairs for one in pair)
     lines = torch.stack(
-        [first.lineal_path[:, :longest] - other.lineal_path[:, :longest] for first, other in pairs]
+        [one.lineal_path[:, :longest] - target.lineal_path[:, :longest] for one, target in pairs]
     )
     chords = torch.stack(
-        [first.chords[:, : longest - 1] - other.chords[:, : longest - 1] for first, other in pairs]
+        [one.chords[:, : longest - 1] - target.chords[:, : longest - 1] for one, target in pairs]
     )
-    clusters = torch.stack([first.cluster - other.cluster for first, other in pairs])
+    clusters = torch.stack([one.cluster - target.cluster for one, target in pairs])
     return {
         "lineal_path_error": float(lines.abs().mean()),
         "chord_error_px": float(chords.abs().sum(dim=2).mean()),
@@ -87,7 +88,7 @@ def structure_errors(found: Sequence[Structure], wanted: Sequence[Structure]) ->
 
 
 def mean_structure(parts: Sequence[Structure]) -> Structure:
-    """Return the mean over several directions, or over pictures of different size."""
+    """Return the mean over several directions or pictures, for the lengths of lines that all of them have."""
     longest = min(part.lineal_path.shape[1] for part in parts)
     return Structure(
         torch.stack([part.lineal_path[:, :longest] for part in parts]).mean(dim=0),
@@ -97,7 +98,7 @@ def mean_structure(parts: Sequence[Structure]) -> Structure:
 
 def _structure(slices: Tensor, num_phases: int, limit_to: int, periodic: bool) -> Structure:
     """Measure the lineal path and the two-point cluster function of each phase of slices (N, H, W)."""
-    longest = min(_LONGEST * limit_to, *slices.shape[1:])
+    longest = min(_MAX_LINE * limit_to, *slices.shape[1:])
     lines, clusters = [], []
     for phase in range(num_phases):
         inside = slices == phase
@@ -107,26 +108,28 @@ def _structure(slices: Tensor, num_phases: int, limit_to: int, periodic: bool) -
 
 
 def _lineal_path(inside: Tensor, longest: int, periodic: bool) -> Tensor:
-    """Return (K,) of slices (N, H, W): the share of the places at which lines over 1 ... K pixels lie in the
-    phase as a whole."""
+    """Return the lineal path (K,) of a phase from its indicator in slices (N, H, W): the share of the
+    starting pixels from which a line over 1 ... K pixels lies in the phase, as a mean over both axes."""
     means = []
     for axis in (1, 2):
-        whole = inside
-        values = [whole.double().mean()]
+        # Whether the line that starts at a pixel lies in the phase; each length adds one more pixel.
+        is_whole = inside
+        shares = [is_whole.double().mean()]
         for length in range(2, longest + 1):
-            following = inside.roll(1 - length, axis)
+            next_pixel = inside.roll(1 - length, axis)
             if not periodic:
-                num_places = inside.shape[axis] - length + 1
-                whole, following = (part.narrow(axis, 0, num_places) for part in (whole, following))
-            whole = whole & following
-            values.append(whole.double().mean())
-        means.append(torch.stack(values))
+                num_starts = inside.shape[axis] - length + 1
+                is_whole, next_pixel = (part.narrow(axis, 0, num_starts) for part in (is_whole, next_pixel))
+            is_whole = is_whole & next_pixel
+            shares.append(is_whole.double().mean())
+        means.append(torch.stack(shares))
     return torch.stack(means).mean(dim=0)
 
 
 def _cluster(inside: np.ndarray, limit_to: int, periodic: bool) -> Tensor:
-    """Return (L - 1,) of slices (N, H, W): the share of the pairs of pixels that belong to one cluster."""
-    labels = _labelled(inside, periodic)
+    """Return the two-point cluster function (L - 1,) of a phase from its indicator in slices (N, H, W): the
+    share of the pairs of pixels at each distance that belong to one cluster, as a mean over both axes."""
+    labels = _label_clusters(inside, periodic)
     means = []
     for distance in range(1, limit_to):
         shares = []
@@ -140,14 +143,14 @@ def _cluster(inside: np.ndarray, limit_to: int, periodic: bool) -> Tensor:
     return torch.tensor(means, dtype=torch.float64)
 
 
-def _labelled(inside: np.ndarray, periodic: bool) -> np.ndarray:
-    """Return the number of each pixel's cluster, above 0 inside the phase and 0 outside."""
-    labels, num_clusters = label(inside, structure=_WITHIN_SLICES)
+def _label_clusters(inside: np.ndarray, periodic: bool) -> np.ndarray:
+    """Return the number of the cluster of each pixel (N, H, W), from 1 inside the phase, and 0 outside."""
+    labels, num_clusters = label(inside, structure=_NEIGHBOURS)
     if not periodic or not num_clusters:
         return np.asarray(labels)
     # Clusters that touch across a periodic edge are one: merge the labels that a graph of contacts connects.
-    pairs = [(labels[:, 0], labels[:, -1]), (labels[:, :, 0], labels[:, :, -1])]
-    first, other = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*pairs, strict=True))
+    first = np.concatenate([labels[:, 0].ravel(), labels[:, :, 0].ravel()])
+    other = np.concatenate([labels[:, -1].ravel(), labels[:, :, -1].ravel()])
     touching = (first > 0) & (other > 0)
     shape = (num_clusters + 1, num_clusters + 1)
     graph = coo_array((np.ones(int(touching.sum())), (first[touching], other[touching])), shape)

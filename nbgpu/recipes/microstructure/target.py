@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -20,22 +19,21 @@ from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.grids import decided, indicated
-from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, S2, Measure
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import Structure, mean_structure, structures
 
 _GENERATED_SHAPE = (128, 128)
 _SHAPE_FOR_GENERATED = (32, 32, 32)
-S2 = "FFTCorrelations"
-"""Measured of every target, even if it is not to be matched: results are judged by it."""
-_FEW = 5
-"""Correlation lengths that the shortest axis of a field should have."""
+_MIN_CORRELATION_LENGTHS = 5
+"""A field whose shortest axis has fewer correlation lengths than this gets a warning."""
 _MEASURE_KEYS = ("limit_to", "periodic")
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target descriptors, one set for all directions or one for each, and their origin."""
+    """The descriptors that a reconstruction has to match, one set for all directions or one for each, with
+    the number of phases and the shape of the field to find."""
 
     descriptors: Sequence[Mapping[str, Tensor]]
     """Descriptors (P', levels, *shape), always including the two-point correlation."""
@@ -48,15 +46,14 @@ class Target:
     phases: Tensor | None = None
     """The phases of the data; None if only descriptors were given."""
     structure: Sequence[Structure] = ()
-    """The structure by which a result is judged, for each direction or for all; empty where the data are
-    descriptors of a run that had not measured it."""
-
+    """The structure by which a result is judged, for each direction or for all; empty where the data are a
+    file of descriptors without it."""
     compared: Sequence[str] = ()
-    """The descriptors that a field is compared by; empty for all."""
+    """The descriptors that the loss compares; empty for all."""
 
     @property
     def levels(self) -> int:
-        """The number of grids on which the descriptors that are compared were measured."""
+        """The number of grids on which all compared descriptors were measured."""
         names = self.compared or self.descriptors[0].keys()
         return min(one[name].shape[1] for one in self.descriptors for name in names)
 
@@ -73,74 +70,72 @@ class Target:
         """The covariance along an axis of each phase whose indicator the field has, for distances from 0 to
         limit_to - 1 pixels and divided by its value at 0; a mean over axes and directions."""
         middle = self.measure.limit_to - 1
-        found = []
+        covariances = []
         for s2 in torch.stack([t[S2][:, 0] for t in self.descriptors]).mean(dim=0):
+            # At lag 0 the correlation is the share of the phase, whose indicator has this mean.
             share = float(s2[middle, middle])
-            along = (s2[middle:, middle] + s2[middle, middle:]) / 2
-            found.append((along - share**2) / max(share - share**2, 1e-12))
-        return found
+            along_axis = (s2[middle:, middle] + s2[middle, middle:]) / 2
+            covariances.append((along_axis - share**2) / max(share - share**2, 1e-12))
+        return covariances
 
     @property
     def correlation_lengths_px(self) -> list[float]:
         """The correlation length of each phase whose indicator the field has: the distance along an axis, in
         pixels, at which the covariance falls to 1 / e of the variance; limit_to - 1 where it does not fall so
         far."""
-        return [_falls_to(covariance.numpy(), 1 / np.e) for covariance in self.covariances]
-
-    @property
-    def correlation_length_px(self) -> float:
-        """The correlation length of the phase that is correlated farthest; limit_to - 1 where its covariance
-        does not fall to 1 / e."""
-        return max(self.correlation_lengths_px)
+        return [_first_fall(covariance.numpy(), 1 / np.e) for covariance in self.covariances]
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences about limits of the target that a reader of the results should know."""
-        length, shortest = self.correlation_length_px, min(self.shape)
-        if shortest >= _FEW * length:
+        """A sentence about a field that is too small for its statistics to be representative, if it is."""
+        length, shortest = max(self.correlation_lengths_px), min(self.shape)
+        if shortest >= _MIN_CORRELATION_LENGTHS * length:
             return []
         at_least = "at least " if length >= self.measure.limit_to - 1 else ""
         return [
-            f"the shortest axis, {shortest} pixels, is less than {_FEW} correlation lengths of {at_least}{length:.1f} pixels: so "
+            f"the shortest axis, {shortest} pixels, is less than {_MIN_CORRELATION_LENGTHS} correlation lengths of {at_least}{length:.1f} pixels: so "
             "small a field has few independent parts, and its statistics are a matter of chance. Take a larger shape"
         ]
 
 
-def _falls_to(values: np.ndarray, level: float) -> float:
-    """Return where values fall to a level for the first time, linear between two places; the last place where
-    they never do."""
+def _first_fall(values: np.ndarray, level: float) -> float:
+    """Return the index at which values (N,) first fall to a level, interpolated linearly; N - 1 if they stay
+    above it, 0 if they are below it from the start, as the covariance of a field of one phase is."""
     below = np.flatnonzero(values < level)
     if not len(below):
         return float(len(values) - 1)
     after = int(below[0])
+    if after == 0:
+        return 0.0
     return float(after - 1 + (values[after - 1] - level) / (values[after - 1] - values[after]))
 
 
 def holds_descriptors(data: str) -> bool:
-    """Return whether `data` names a file of descriptors, and no microstructures."""
+    """Return whether the setting `data` names a file of descriptors, not microstructures."""
     return data.endswith((".npz", *mcrpy_files.SUFFIXES))
 
 
-def measure_of(config: MicrostructureConfig) -> Measure:
+def build_measure(config: MicrostructureConfig) -> Measure:
     return Measure(config.limit_to, config.periodic, config.gram_network)
 
 
-def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Target:
-    """Load the target that the settings name.
+def load_target(config: MicrostructureConfig, only_measured: Sequence[str] = ()) -> Target:
+    """Read the file of descriptors or of a microstructure that the settings name, or generate a picture, and
+    measure it where needed.
 
     Args:
         config: the settings.
-        also: descriptors beside those of the settings, which need not be differentiable.
+        only_measured: descriptors to measure besides those of the settings; they need not be differentiable.
 
     Raises:
         DataError: lists every problem of the files, one per line.
     """
-    names = list(dict.fromkeys([*config.descriptor_types, *also, S2]))
+    names = list(dict.fromkeys([*config.descriptor_types, *only_measured, S2]))
     if config.data.endswith(mcrpy_files.SUFFIXES):
-        return _from_mcrpy(config, [*config.descriptor_types, *also])
+        return _from_mcrpy(config, [*config.descriptor_types, *only_measured])
     if holds_descriptors(config.data):
         return _from_descriptors(config, names)
-    measure = measure_of(config)
+    measure = build_measure(config)
     if config.data == "generated":
         sizes = tuple(max(length, 2 * config.limit_to) for length in _GENERATED_SHAPE)
         fractions = config.generated_fractions
@@ -152,9 +147,8 @@ def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Targe
     else:
         fields, notes = load_fields(config.data, names, measure, config.multiphase, config.threshold)
         origin = "; ".join([f"{_words(fields[0].shape[1:])} pixels from {config.data}", *notes])
-    descriptors = _described(config, fields, names, measure)
     return Target(
-        descriptors,
+        _measured(config, fields, names, measure),
         measure,
         num_phases=len(fields[0]),
         shape=_shape(config, tuple(fields[0].shape[1:])),
@@ -166,7 +160,8 @@ def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Targe
 
 
 def _structure(config: MicrostructureConfig, fields: Sequence[Tensor]) -> list[Structure]:
-    """Measure the structure of the data by which results are judged, for each direction or as one mean."""
+    """Measure the structure of fields (P, ...), for each direction or, if the settings are isotropic, as one
+    mean."""
     parts = [
         part
         for field in fields
@@ -175,40 +170,32 @@ def _structure(config: MicrostructureConfig, fields: Sequence[Tensor]) -> list[S
     return [mean_structure(parts)] if config.isotropic else parts
 
 
-def _described(
+def _measured(
     config: MicrostructureConfig, fields: Sequence[Tensor], names: Sequence[str], measure: Measure
 ) -> list[dict[str, Tensor]]:
-    """Measure the descriptors of the data: one set for each direction of a volume or for each picture, or one
-    mean over the directions if the settings are isotropic."""
-    sets = [
-        characterize(field, names, measure, multigrid=config.multigrid_descriptor, isotropic=config.isotropic)
-        for field in fields
-    ]
-    if fields[0].ndim == 4 and not config.isotropic:
-        return [{name: values[direction] for name, values in sets[0].items()} for direction in range(3)]
+    """Measure the descriptors of fields (P, ...): one set for each direction of a volume or for each picture,
+    or one mean over the directions if the settings are isotropic."""
+    sets = [characterize(field, names, measure, multigrid=config.multigrid_descriptor) for field in fields]
+    if fields[0].ndim == 4:
+        sets = [{name: values[d] for name, values in sets[0].items()} for d in range(NUM_DIRECTIONS)]
     return _mean(sets) if config.isotropic else sets
 
 
-def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the field to find: that of the settings, or the data's own, for a picture with a
-    third axis of `add_dimension` slices.
-
-    Args:
-        config: the settings.
-        of_data: the shape of the data.
-    """
+def _shape(config: MicrostructureConfig, data_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the field to find: the setting `shape`, else the shape of the data, to which
+    `add_dimension` gives a picture a third axis; for generated data, a fixed volume."""
     if config.shape:
         return config.shape
     if config.data == "generated":
-        of_data = tuple(max(length, 2 * config.limit_to) for length in _SHAPE_FOR_GENERATED)
-        return of_data if config.add_dimension is None else (*of_data[:2], config.add_dimension)
+        data_shape = tuple(max(length, 2 * config.limit_to) for length in _SHAPE_FOR_GENERATED)
+        return data_shape if config.add_dimension is None else (*data_shape[:2], config.add_dimension)
     if config.add_dimension is None:
-        return of_data
-    if len(of_data) == 3:
+        return data_shape
+    if len(data_shape) == 3:
         raise DataError(
             f"{config.data}: is a volume already, and add_dimension is for pictures. Leave it out"
         )
-    return (*of_data, config.add_dimension)
+    return (*data_shape, config.add_dimension)
 
 
 def save_descriptors(path: Path, target: Target) -> None:
@@ -216,8 +203,8 @@ def save_descriptors(path: Path, target: Target) -> None:
     limit_to, periodic, num_phases and the shape. The file is written whole or not at all."""
     arrays = {
         f"direction_{direction}/{name}": values.numpy()
-        for direction, of_direction in enumerate(target.descriptors)
-        for name, values in of_direction.items()
+        for direction, descriptors in enumerate(target.descriptors)
+        for name, values in descriptors.items()
     }
     for direction, part in enumerate(target.structure):
         arrays |= {f"structure_{direction}/{name}": values.numpy() for name, values in vars(part).items()}
@@ -248,40 +235,35 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
         raise DataError(f"{config.data}: cannot be read as descriptors: {error}") from None
     if lacking := [name for name in (*_MEASURE_KEYS, "num_phases", "shape") if name not in arrays]:
         raise DataError(f"{config.data}: is not a descriptors.npz of a run: it lacks {', '.join(lacking)}")
+    # The parameters of the measurement, the phases and the descriptors must agree with the settings.
     problems = [
         f"{name} is {arrays[name].item()!r} there, and {getattr(config, name)!r} in the settings"
         for name in _MEASURE_KEYS
         if arrays[name].item() != getattr(config, name)
     ]
     num_phases = int(arrays["num_phases"])
-    problems += _wrong_phases(config, num_phases)
+    problems += _phase_problems(config, num_phases)
     keys = [key.partition("/") for key in arrays if key.startswith("direction_")]
     num_directions = len({direction for direction, _, _ in keys})
-    known = {name for _, _, name in keys}
-    if lacking := [name for name in names if name not in known]:
+    saved = {name for _, _, name in keys}
+    if lacking := [name for name in names if name not in saved]:
         problems.append(
-            f"it lacks {', '.join(lacking)}, and has {', '.join(sorted(known & set(DESCRIPTORS)))}"
+            f"it lacks {', '.join(lacking)}, and has {', '.join(sorted(saved & set(DESCRIPTORS)))}"
         )
     if problems:
         raise DataError("\n".join(f"{config.data}: {problem}" for problem in problems))
+    tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if "/" in key}
     structure = [
-        Structure(
-            *(
-                torch.from_numpy(arrays[f"structure_{direction}/{field.name}"])
-                for field in fields_of(Structure)
-            )
-        )
-        for direction in range(sum(key.endswith("/lineal_path") for key in arrays))
+        Structure(tensors[f"structure_{direction}/lineal_path"], tensors[f"structure_{direction}/cluster"])
+        for direction in range(sum(key.endswith("/lineal_path") for key in tensors))
+    ]
+    descriptors = [
+        {name: tensors[f"direction_{direction}/{name}"] for name in names}
+        for direction in range(num_directions)
     ]
     return Target(
-        _as_asked(
-            config,
-            [
-                {name: torch.from_numpy(arrays[f"direction_{direction}/{name}"]) for name in names}
-                for direction in range(num_directions)
-            ],
-        ),
-        measure_of(config),
+        _reduced(config, descriptors),
+        build_measure(config),
         num_phases if config.multiphase else 1,
         _shape(config, tuple(int(length) for length in arrays["shape"])),
         summary=f"descriptors {', '.join(config.descriptor_types)} from {config.data}",
@@ -291,18 +273,21 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
 
 
 def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
-    """Read the target from a characterization of MCRpy. Raises DataError with a line for each problem of the
-    file."""
-    measure = measure_of(config)
+    """Read the target from a .pickle that MCRpy's `characterize` or `match` has saved.
+
+    Raises:
+        DataError: a line for each problem of the file.
+    """
+    measure = build_measure(config)
     saved = mcrpy_files.read(config.data, names, measure)
-    problems = _wrong_phases(config, saved.num_phases)
+    problems = _phase_problems(config, saved.num_phases)
     if saved.shape is None and not config.shape:
         problems.append("does not say how large the field was. Give the shape that is looked for, as shape")
     if problems:
         raise DataError("\n".join(f"{config.data}: {problem}" for problem in problems))
     origin = f"descriptors {', '.join(config.descriptor_types)} of MCRpy from {config.data}"
     return Target(
-        _as_asked(config, saved.descriptors),
+        _reduced(config, saved.descriptors),
         measure,
         saved.num_phases if config.multiphase else 1,
         _shape(config, saved.shape or ()),
@@ -311,7 +296,7 @@ def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
     )
 
 
-def _wrong_phases(config: MicrostructureConfig, num_phases: int) -> list[str]:
+def _phase_problems(config: MicrostructureConfig, num_phases: int) -> list[str]:
     """Return a phrase if the phases of a file of descriptors do not fit the setting `multiphase`."""
     if num_phases == 1 and config.multiphase:
         return ["it has the second of two phases alone, and multiphase is True"]
@@ -320,20 +305,20 @@ def _wrong_phases(config: MicrostructureConfig, num_phases: int) -> list[str]:
     return []
 
 
-def _as_asked(
+def _reduced(
     config: MicrostructureConfig, sets: Sequence[Mapping[str, Tensor]]
 ) -> Sequence[Mapping[str, Tensor]]:
-    """Return the descriptors of a file as if they had been measured with the settings: the second of two
-    phases alone, on one grid, or as a mean over the directions."""
-    if not config.multiphase:
-        sets = [{name: values[-1:] for name, values in one.items()} for one in sets]
-    if not config.multigrid_descriptor:
-        sets = [{name: values[:, :1] for name, values in one.items()} for one in sets]
+    """Reduce the descriptors of a file to what the settings would have measured: without `multiphase` the
+    second phase alone, without `multigrid_descriptor` the full grid alone, and with `isotropic` the mean over
+    the directions."""
+    phases = slice(None) if config.multiphase else slice(-1, None)
+    levels = slice(None) if config.multigrid_descriptor else slice(1)
+    sets = [{name: values[phases, levels] for name, values in one.items()} for one in sets]
     return _mean(sets) if config.isotropic else sets
 
 
 def _mean(sets: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return the mean over the directions, on as many levels as each of them has."""
+    """Return the mean over the directions, on the levels that all directions have."""
     mean = {}
     for name in sets[0]:
         levels = min(one[name].shape[1] for one in sets)

@@ -16,6 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -34,15 +35,16 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
 from nbgpu.planning.epochs import DataAmount
 from nbgpu.recipes.own import checks
-from nbgpu.recipes.own.data import HeldOut, Reader, as_given, identity_of, named
+from nbgpu.recipes.own.data import HeldOut, Reader, as_given, dataset_identity, named
 
 _search_path: list[str] = []
-"""The folders that were added to sys.path for the newest recipe, so that files beside it can be imported."""
+"""The folders that were added to sys.path for the last recipe, so that it can import files beside it."""
 _imported: list[str] = []
-"""The modules beside the newest recipe that it has imported, which may be edited before the next recipe
-runs."""
+"""The modules beside the last recipe's file that it has imported. They are imported anew for the next recipe,
+because they may have been edited."""
 _sources: dict[str, Path] = {}
-"""The file that was last run for each recipe: the Trainer makes a new recipe when a setting changes."""
+"""The file that was last run for each recipe, by the setting `recipe`. The Trainer builds a recipe again when
+a setting changes, and then runs the same file."""
 
 
 class OwnRecipe(ABC):
@@ -50,8 +52,9 @@ class OwnRecipe(ABC):
 
     Attributes:
         config: all settings, nbgpu's and those of the class. The latter are also attributes.
-        why_losses_differ: why the loss of a validation is not comparable with that of a step, as a text in
-            the body of the class. Where it is given, the charts show the two on an axis each, and say this.
+        why_losses_differ: a sentence, as a string in the body of the class, that says why the loss of a
+            validation is not comparable with that of a training step. If it is given, the charts show it and
+            give each of the two losses an axis.
     """
 
     why_losses_differ = ""
@@ -63,11 +66,12 @@ class OwnRecipe(ABC):
 
     @abstractmethod
     def dataset(self) -> Dataset[Any]:
-        """Return the training samples by number, each a dict or a tuple of tensors, arrays or numbers.
+        """Return a dataset of training samples with `__len__` and `__getitem__`. Each sample is a dict or a
+        tuple of tensors, arrays or numbers.
 
-        Every rank makes the dataset, and reads its own share. Without `val_dataset` the share `val_fraction`
-        of it is held out. Random changes of a sample may draw from torch's, NumPy's or Python's generators,
-        or be MONAI's transforms: their random numbers are set for each sample and epoch.
+        Every rank builds the whole dataset, and reads its share. Without `val_dataset` the share
+        `val_fraction` of it is held out. Random augmentations may draw from torch's, NumPy's or Python's
+        generators, or be MONAI's transforms: all are seeded for each sample and epoch.
         """
 
     def val_dataset(self) -> Dataset[Any] | None:
@@ -76,11 +80,12 @@ class OwnRecipe(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Return the network. Every rank draws the same weights."""
+        """Return the network. Every rank initialises it with the same random numbers."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor | Mapping[str, Tensor]:
-        """Return the mean loss of a batch, or a dict with `loss` and other values that are shown beside it.
+        """Return the mean loss of a batch, a scalar, or a dict with `loss` and other scalars that are shown
+        beside it.
 
         Args:
             model: the network from `model`, distributed over the ranks: call it, but do not use its parts.
@@ -88,15 +93,16 @@ class OwnRecipe(ABC):
         """
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Return means over a held-out batch, such as an accuracy, which are shown beside `loss`."""
+        """Return scalars, such as an accuracy, as means over a held-out batch. They are shown beside
+        `loss`."""
         return {}
 
     def parameter_groups(self, model: nn.Module) -> Sequence[Mapping[str, Any]]:
-        """Return groups of weights that do not learn as the others do.
+        """Return groups of parameters with another learning rate or weight decay than the settings'.
 
         Each group is a dict with `params`, a list of the model's parameters, and any of `lr_factor`, a factor
-        on the learning rate of each step, `weight_decay` and `name`. Parameters of no group learn as the
-        settings say.
+        on the learning rate of each step, `weight_decay` and `name`. For all other parameters the settings
+        apply.
 
         Args:
             model: the network from `model`, on the device; with fsdp its parameters are sharded.
@@ -106,32 +112,32 @@ class OwnRecipe(ABC):
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return an optimizer over these groups, such as `torch.optim.RMSprop(groups)`.
 
-        Without this method the optimizer is that of the settings. nbgpu sets the rate of each group in each
-        step; the state goes into checkpoints.
+        Without this method the optimizer is that of the settings. nbgpu sets the learning rate of each group
+        in each step, and saves the optimizer's state in checkpoints.
 
         Args:
-            groups: parameter groups of torch, those of `parameter_groups` and the rest of the weights, with
-                their `lr` and `weight_decay`.
+            groups: parameter groups as torch's optimizers take them, with `lr` and `weight_decay`: those of
+                `parameter_groups` and one with all other parameters.
         """
         raise NotImplementedError
 
     def schedule(self, step: int, num_steps: int) -> float:
-        """Return the factor on `lr` in a step, counted from 0 to `num_steps` - 1.
+        """Return the factor on the learning rate in a step, which is counted from 0 to `num_steps` - 1.
 
-        Without this method warm-up and schedule are those of the settings. The factor must follow from the
-        step alone: a run asks again after it was resumed or a rank was replaced.
+        Without this method warm-up and schedule are those of the settings. The factor must depend on the
+        arguments alone: it is computed again after a run was resumed or a rank replaced.
         """
         raise NotImplementedError
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Return results of the trained model at the end by name: texts, numbers, tensors or arrays of a few
-        numbers, and lists and dicts of them. Only rank 0 calls this."""
+        """Return results of the trained model by name, at the end of a run: texts, numbers, tensors or arrays
+        of a few numbers, and lists and dicts of them. Only rank 0 calls this method."""
         return {}
 
     def new_data(self, data: str) -> Dataset[Any] | None:
-        """Return the samples that `nbgpu predict --data DATA` names, in the form of those of `dataset`.
+        """Return the samples that `nbgpu predict --data DATA` names, in the form of the samples of `dataset`.
 
-        Without it the recipe cannot predict.
+        Without this method the recipe cannot predict.
         """
         return None
 
@@ -141,19 +147,20 @@ class OwnRecipe(ABC):
         Args:
             model: the trained network from `model`, in evaluation mode; no gradients are kept.
             batch: a batch with this sample alone, on the device.
-            stem: the path of the sample's files without ending: write what you like to
-                `stem.with_name(stem.name + ".npy")`, for example.
+            stem: the path of the sample's files without ending. Files can be written, for example to
+                `stem.with_name(stem.name + ".npy")`.
         """
         raise NotImplementedError
 
 
 class Own:
-    """The Recipe that the Trainer uses: it wraps the person's recipe, and names its samples and losses.
+    """The Recipe that the Trainer uses. It wraps the person's recipe, checks what its methods return, and
+    names the parts of samples and losses.
 
     Args:
-        config: the settings, whose `recipe` is the file.
-        source: the file to run. A run keeps a copy, so that a replaced rank computes the same. None for the
-            file that was run last.
+        config: the settings, whose `recipe` is the person's file.
+        source: the file to run: the copy in the run's folder, so that a replaced rank computes the same. None
+            for the file that was run last.
     """
 
     def __init__(self, config: OwnConfig, source: Path | None = None) -> None:
@@ -167,17 +174,17 @@ class Own:
             self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
         _require_visible_methods(type(self._own), config)
         self._code = _Code(original, source, config.seed)
-        self._whole: Dataset[Any] | None = None
-        self._own_val: Dataset[Any] | None = None
-        self._sets: tuple[Dataset[Any], Dataset[Any] | None] | None = None
+        self._datasets: dict[str, Dataset[Any]] = {}
+        """The results of the person's `dataset` and `val_dataset`, by the name of the method; from the first
+        use of `_parts` on."""
         self._new: Dataset[Any] | None = None
-        self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
+        """The result of the person's `new_data`."""
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
         """Return the loaders of the rank's share of the training samples and of the held-out samples."""
-        train, val = self._split()
+        train, val = self._parts
         reader = Reader(train, self.amount(), self.config, rank, world_size, device, self._code)
-        what = "dataset" if self._own_val is None else "val_dataset"
+        what = "val_dataset" if "val_dataset" in self._datasets else "dataset"
         held_out = HeldOut(val, self.config, rank, world_size, what) if val is not None else ()
         return Loaders(
             train=reader,
@@ -190,48 +197,50 @@ class Own:
         )
 
     def amount(self) -> DataAmount:
-        """Return the numbers of samples, each of which counts as a volume with one sample."""
-        train, val = self._split()
+        """Return the numbers of training and held-out samples; each counts as a volume with one sample."""
+        train, val = self._parts
         return DataAmount(len(train), 1, 0 if val is None else len(val))  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
         return checks.model(self._own.model(), self._own.model)
 
     def example(self, batch_size: int) -> Batch:
-        """Return random numbers, or zeros for integers, in the shapes of the first sample."""
-        if self._shapes is None:
-            first = named(self._split()[0][0])
-            self._shapes = {name: (tuple(part.shape), part.dtype) for name, part in first.items()}
+        """Return a batch of random numbers, or of zeros for integers, with the shapes of the first sample."""
         return {
             name: (torch.rand if dtype.is_floating_point else torch.zeros)((batch_size, *shape), dtype=dtype)
             for name, (shape, dtype) in self._shapes.items()
         }
 
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of each part of the first training sample."""
+        return {name: (tuple(part.shape), part.dtype) for name, part in named(self._parts[0][0]).items()}
+
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the model's direct children that have weights of their own. torch's fully_shard takes tied
-        weights only together, so that children which share one stay with the weights outside of blocks."""
-        weights = [list(part.parameters()) for part in model.children()]
-        num_owners = Counter(chain(*weights, model.parameters(recurse=False)))
+        """Return the model's direct children that share no weight with another child. torch's fully_shard
+        requires tied weights in one block, so children with tied weights are left to the root module."""
+        weights = {child: list(child.parameters()) for child in model.children()}
+        num_uses = Counter(chain(*weights.values(), model.parameters(recurse=False)))
         return [
-            part
-            for part, own in zip(model.children(), weights, strict=True)
-            if own and all(num_owners[weight] == 1 for weight in own)
+            child
+            for child, child_weights in weights.items()
+            if child_weights and all(num_uses[weight] == 1 for weight in child_weights)
         ]
 
     def parameter_groups(self, model: nn.Module) -> Sequence[ParameterGroup]:
         return checks.parameter_groups(self._own.parameter_groups(model), model, self._own.parameter_groups)
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer | None:
-        """Return the recipe's own optimizer, if it has one."""
+        """Return the optimizer of the person's recipe; None if the recipe has none."""
         # METHODS has the names of the methods that the person's class itself defines.
         if "optimizer" not in self.config.METHODS:
             return None
         # An optimizer may change the dicts that it gets; the check compares its groups with unchanged ones.
-        given = [dict(group) for group in groups]
-        return checks.optimizer(self._own.optimizer(given), groups, self._own.optimizer)
+        copies = [dict(group) for group in groups]
+        return checks.optimizer(self._own.optimizer(copies), groups, self._own.optimizer)
 
     def schedule(self, step: int, num_steps: int) -> float | None:
-        """Return the factor of the recipe's own schedule, if it has one."""
+        """Return the learning-rate factor of the person's schedule; None if the recipe has none."""
         if "schedule" not in self.config.METHODS:
             return None
         return checks.factor(self._own.schedule(step, num_steps), step, self._own.schedule)
@@ -240,7 +249,7 @@ class Own:
         return checks.losses(self._own.loss(model, as_given(batch)), self._own.loss)
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the batch's means, repeated for each of its samples."""
+        """Return the losses and metrics of a batch by name, (N,): each mean is repeated for the N samples."""
         values = {**self.loss(model, batch), **self._own.metrics(model, as_given(batch))}
         num_samples = len(next(iter(batch.values())))
         return {name: torch.as_tensor(value).detach().expand(num_samples) for name, value in values.items()}
@@ -249,13 +258,13 @@ class Own:
         return checks.result(self._own.result(model, device), self._own.result)
 
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
-        """Return the samples of the recipe's `new_data`.
+        """Return an Item for each sample of the recipe's `new_data`, and no problems.
 
         Raises:
             ConfigError: the recipe does not define `new_data` and `predict`.
         """
-        own = type(self._own)
-        missing = [name for name in ("new_data", "predict") if getattr(own, name) is getattr(OwnRecipe, name)]
+        cls = type(self._own)
+        missing = [name for name in ("new_data", "predict") if getattr(cls, name) is getattr(OwnRecipe, name)]
         if missing:
             raise ConfigError(
                 f"{self.config.recipe}: to predict, define {' and '.join(missing)}: new_data(self, data) returns a dataset of "
@@ -267,8 +276,7 @@ class Own:
         return [{"name": f"sample {index}", "index": index} for index in range(num_samples)], []
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
-        """Call the recipe's `predict` for a sample; return the columns and the files whose names begin with
-        `stem`."""
+        """Call the recipe's `predict` for a sample; return the columns and the files that it wrote."""
         assert self._new is not None
         parts = named(self._new[sample["index"]])
         batch = {name: part[None].to(device) for name, part in parts.items()}
@@ -281,70 +289,63 @@ class Own:
         columns = {
             str(name): value.item() if hasattr(value, "item") else value for name, value in values.items()
         }
-        # `predict` does not return the files that it wrote: all whose names begin with the stem are taken.
+        # `predict` does not return the names of its files: all files whose names begin with the stem are its.
         return Predicted(columns, sorted(stem.parent.glob(f"{glob.escape(stem.name)}.*")))
 
     def _identity(self) -> dict[str, Identity]:
-        """Return the length and digests of some samples of each dataset, by which the ranks notice that they
-        differ."""
-        self._split()
-        sets = {"dataset": self._whole, "val_dataset": self._own_val}
+        """Return the length and digests of some samples of each dataset, by which the ranks notice that their
+        datasets differ."""
         return {
-            f"`{what}`": identity_of(made, self.config, what)
-            for what, made in sets.items()
-            if made is not None
+            f"`{what}`": dataset_identity(dataset, self.config, what)
+            for what, dataset in self._datasets.items()
         }
 
-    def _split(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
-        """Return (training dataset, held-out dataset)."""
-        if self._sets is None:
-            # A dataset that is shuffled or drawn is then the same on all ranks, even on a replaced one.
-            with randomness.seeded(self.config.split_seed):
-                self._whole = dataset = checks.dataset(self._own.dataset(), self._own.dataset)
-                own = self._own.val_dataset()
-            if own is not None:
-                self._own_val = own = checks.dataset(own, self._own.val_dataset)
-            num_samples = len(dataset)  # type: ignore[arg-type]
-            if num_samples == 0:
-                raise DataError(f"{self.config.recipe}: the dataset has no samples")
-            num_held_out = round(self.config.val_fraction * num_samples) if own is None else 0
-            if num_held_out == 0 or num_samples < 2:
-                self._sets = dataset, own
-            else:
-                generator = torch.Generator().manual_seed(self.config.split_seed)
-                order = torch.randperm(num_samples, generator=generator).tolist()
-                held_out = sorted(order[: min(num_held_out, num_samples - 1)])
-                self._sets = Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)
-        return self._sets
+    @cached_property
+    def _parts(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """The training samples, and the held-out samples or None. The first use builds the datasets."""
+        # With a seed, a dataset that is shuffled or drawn is the same on all ranks, even on a replaced one.
+        with randomness.seeded(self.config.split_seed):
+            dataset = checks.dataset(self._own.dataset(), self._own.dataset)
+            val_dataset = self._own.val_dataset()
+        self._datasets = {"dataset": dataset}
+        if val_dataset is not None:
+            self._datasets["val_dataset"] = val_dataset = checks.dataset(val_dataset, self._own.val_dataset)
+        num_samples = len(dataset)  # type: ignore[arg-type]
+        if num_samples == 0:
+            raise DataError(f"{self.config.recipe}: the dataset has no samples")
+        num_held_out = round(self.config.val_fraction * num_samples) if val_dataset is None else 0
+        if num_held_out == 0 or num_samples < 2:
+            return dataset, val_dataset
+        generator = torch.Generator().manual_seed(self.config.split_seed)
+        order = torch.randperm(num_samples, generator=generator).tolist()
+        held_out = sorted(order[: min(num_held_out, num_samples - 1)])
+        return Subset(dataset, sorted(order[len(held_out) :])), Subset(dataset, held_out)
 
 
-def _require_visible_methods(own: type[OwnRecipe], config: OwnConfig) -> None:
-    """Raise ConfigError for methods that the text of the class does not show, where settings depend on
-    them."""
+def _require_visible_methods(cls: type[OwnRecipe], config: OwnConfig) -> None:
+    """Raise ConfigError if the person's class inherits `optimizer` or `schedule` from another class: the
+    settings are read from the text of the class, which does not show inherited methods."""
     hidden = [
         name
         for name in ("optimizer", "schedule")
-        if callable(given := getattr(own, name))
-        and given is not getattr(OwnRecipe, name)
+        if callable(method := getattr(cls, name))
+        and method is not getattr(OwnRecipe, name)
         and name not in config.METHODS
     ]
     if hidden:
-        lines = " and ".join(f"`{name} = {_owner(own, name).__name__}.{name}`" for name in hidden)
+        owners = {name: next(base for base in cls.__mro__ if name in vars(base)) for name in hidden}
+        lines = " and ".join(f"`{name} = {base.__name__}.{name}`" for name, base in owners.items())
         raise ConfigError(
-            f"{config.recipe}: {own.__name__} has {' and '.join(f'`{name}`' for name in hidden)} from another class, and nbgpu "
-            f"reads its settings off the text of {own.__name__}. Write {lines} into it"
+            f"{config.recipe}: {cls.__name__} has {' and '.join(f'`{name}`' for name in hidden)} from another class, and nbgpu "
+            f"reads its settings off the text of {cls.__name__}. Write {lines} into it"
         )
 
 
-def _owner(own: type, name: str) -> type:
-    return next(known for known in own.__mro__ if name in vars(known))
-
-
 class _Code:
-    """A recipe's file as a picklable object: unpickled in a worker process, it runs the file as the rank has
-    run it.
+    """A recipe's file as a picklable object, which runs the file when it is unpickled in a worker process.
 
-    Otherwise a worker would import the copy in the run's folder, and name that in tracebacks.
+    Without it, a worker would import the copy in the run's folder, and tracebacks would name that copy
+    instead of the person's file.
     """
 
     def __init__(self, original: Path, source: Path, seed: int) -> None:
@@ -358,7 +359,7 @@ class _Code:
 
 def _run_in_worker(original: Path, source: Path, seed: int) -> _Code:
     """Run the recipe's file in a worker process that unpickles a `_Code`. The `_Code` is pickled before the
-    dataset, so the dataset's classes can be resolved."""
+    dataset, so that the classes of the dataset exist when the dataset is unpickled."""
     if original.stem not in sys.modules:
         with randomness.seeded(seed):
             _run(original.stem, original, source)
@@ -368,15 +369,15 @@ def _run_in_worker(original: Path, source: Path, seed: int) -> _Code:
 def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
     """Run a recipe's file and return its class.
 
-    Folders and modules of the recipe that was run before are dropped first, so that edited modules beside the
-    file are imported again.
+    The folders and modules of the previous recipe are first removed from sys.path and sys.modules, so that
+    edited modules beside the file are imported again.
 
     Raises:
         ConfigError: another module has the file's name, or the file no longer defines the class.
     """
     name = original.stem
-    there = sys.modules.get(name)
-    if there is not None and Path(getattr(there, "__file__", None) or "").name != original.name:
+    existing = sys.modules.get(name)
+    if existing is not None and Path(getattr(existing, "__file__", None) or "").name != original.name:
         raise ConfigError(f"{original}: a module {name!r} is there already. Give the file another name")
     for path in _search_path:
         if path in sys.path:
@@ -387,26 +388,27 @@ def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
     interpreter.look_in(_search_path)
     before = set(sys.modules)
     module = _run(name, original, source)
-    _imported[:] = [new for new in set(sys.modules) - before if _stands_in(original.parent, sys.modules[new])]
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, OwnRecipe)):
+    new_modules = set(sys.modules) - before
+    _imported[:] = [new for new in new_modules if _is_local_module(original.parent, sys.modules[new])]
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, OwnRecipe)):
         raise ConfigError(f"{source}: {class_name} is not there any more once the file has been run")
-    return found
+    return cls
 
 
-def _stands_in(folder: Path, module: ModuleType) -> bool:
-    """Whether a module is a file of this folder, and not of an environment in the folder."""
+def _is_local_module(folder: Path, module: ModuleType) -> bool:
+    """Return whether a module is a file in this folder, but not in a Python environment inside it."""
     file = Path(getattr(module, "__file__", None) or "/")
-    return file.is_relative_to(folder) and not {"site-packages", "nbgpu"} & set(
-        file.relative_to(folder).parts
-    )
+    if not file.is_relative_to(folder):
+        return False
+    return not {"site-packages", "nbgpu"} & set(file.relative_to(folder).parts)
 
 
 def _run(name: str, original: Path, source: Path) -> ModuleType:
-    """Run the text of `source` as if it were the person's own file.
+    """Run the text of `source` as the module `name`, as if it were in the file `original`.
 
-    Tracebacks, the debugger and `__file__` name that file, and show the lines that were run, even after an
-    edit.
+    Tracebacks, the debugger and `__file__` name the original file, and show the lines that were run, even if
+    the file was edited since.
     """
     shown_as = str(original.absolute())
     text = source.read_bytes()

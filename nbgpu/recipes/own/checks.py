@@ -22,12 +22,12 @@ from nbgpu.engine.workload.recipe import ParameterGroup
 from nbgpu.errors import ConfigError
 
 _WEIGHTS = "weights"
-_IN_A_GROUP = ("params", "lr_factor", "weight_decay", "name")
-"""What a group of `parameter_groups` may have."""
+_GROUP_KEYS = ("params", "lr_factor", "weight_decay", "name")
+"""The keys that a group of `parameter_groups` may have."""
 
 
 def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
-    """Return the result of `dataset` or `val_dataset` if it has samples by number.
+    """Return the result of `dataset` or `val_dataset`, checked to have `__len__` and `__getitem__`.
 
     Raises:
         ConfigError: the result is unusable; the message names the line.
@@ -47,7 +47,7 @@ def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
         )
     if advice:
         raise ConfigError(
-            f"{_where(function)}: `{function.__name__}` returned {_described(made)}, and must return a dataset with "
+            f"{_location(function)}: `{function.__name__}` returned {_described(made)}, and must return a dataset with "
             f"samples by number. {advice}"
         )
     found: Dataset[Any] = made
@@ -55,19 +55,20 @@ def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
 
 
 def model(made: Any, function: Callable[..., Any]) -> nn.Module:
-    """Return the result of `model` if it is one whose weights have their shapes.
+    """Return the result of `model`, checked to be a module without lazy layers, whose weights have no shape
+    yet.
 
     Raises:
         ConfigError: the result is unusable; the message names the line.
     """
     if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"{_where(function)}: `model` returned {_described(made)}, and must return an nn.Module"
+            f"{_location(function)}: `model` returned {_described(made)}, and must return an nn.Module"
         )
     for name, layer in made.named_modules():
         if any(isinstance(weight, UninitializedParameter) for weight in layer.parameters(recurse=False)):
             raise ConfigError(
-                f"{_where(function)}: the layer {name!r} of the model is a {type(layer).__name__}, whose weights have no shape "
+                f"{_location(function)}: the layer {name!r} of the model is a {type(layer).__name__}, whose weights have no shape "
                 "until it has seen a sample. Name its sizes, or call the model in `model` with a batch of zeros before you "
                 "return it"
             )
@@ -75,11 +76,11 @@ def model(made: Any, function: Callable[..., Any]) -> nn.Module:
 
 
 def losses(given: Any, function: Callable[..., Any]) -> dict[str, Tensor]:
-    """Return the result of `loss` as scalars by name.
+    """Return the result of `loss` as scalar tensors by name.
 
     Raises:
-        ConfigError: the result is no usable loss; the message names the line, the result and the expected
-        value.
+        ConfigError: the result is no usable loss; the message names the line, the result and what is
+            expected.
     """
     terms = dict(given) if isinstance(given, Mapping) else {"loss": given}
     refuse = _refusal(
@@ -122,12 +123,12 @@ def losses(given: Any, function: Callable[..., Any]) -> dict[str, Tensor]:
 
 
 def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any]) -> list[ParameterGroup]:
-    """Return the result of `parameter_groups`.
+    """Return the result of `parameter_groups` as ParameterGroups, with a name for each.
 
     Raises:
         ConfigError: the result is unusable; the message names the line.
     """
-    others = ", ".join(map(repr, _IN_A_GROUP[1:]))
+    others = ", ".join(map(repr, _GROUP_KEYS[1:]))
     refuse = _refusal(function, f"a list of dicts with 'params', and any of {others}; ")
     if not isinstance(given, list | tuple):
         raise refuse(f"it returned {_described(given)}", "Is a `return` missing, or a list around the dicts?")
@@ -137,7 +138,7 @@ def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any])
     for number, group in enumerate(given):
         if not isinstance(group, Mapping):
             raise refuse(f"entry {number} is {_described(group)}", "Give {'params': ..., 'lr_factor': ...}")
-        if unknown := [name for name in group if name not in _IN_A_GROUP]:
+        if unknown := [name for name in group if name not in _GROUP_KEYS]:
             advice = (
                 "For another rate give 'lr_factor', by which `lr` is multiplied: schedule and run.set then act on it"
                 if "lr" in unknown
@@ -160,14 +161,15 @@ def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any])
                 raise refuse(f"{names[id(parameter)]} is in {where}", "Leave it out of one of them")
             taken[id(parameter)] = number
         for name in ("lr_factor", "weight_decay"):
-            if name in group and not _is_amount(group[name]):
+            if name in group and not _is_nonnegative(group[name]):
                 raise refuse(
-                    f"{name!r} of entry {number} is {_value(group[name])}", "Give a finite number, 0 or above"
+                    f"{name!r} of entry {number} is {_in_words(group[name])}",
+                    "Give a finite number, 0 or above",
                 )
         name = group.get("name", f"group{number}")
         if not isinstance(name, str) or not name.isidentifier() or name in [made.name for made in groups]:
             raise refuse(
-                f"'name' of entry {number} is {_value(name)}",
+                f"'name' of entry {number} is {_in_words(name)}",
                 "Give letters, digits and _, another for each group",
             )
         decay = group.get("weight_decay")
@@ -177,7 +179,8 @@ def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any])
 
 
 def optimizer(given: Any, groups: Sequence[Mapping[str, Any]], function: Callable[..., Any]) -> Optimizer:
-    """Return the result of `optimizer`.
+    """Return the result of `optimizer`, checked to be an optimizer over exactly these groups, which needs no
+    closure and whose state a checkpoint can hold.
 
     Raises:
         ConfigError: the result is unusable; the message names the line.
@@ -189,9 +192,11 @@ def optimizer(given: Any, groups: Sequence[Mapping[str, Any]], function: Callabl
         )
         raise refuse(f"it returned {_described(given)}", advice)
     kind = type(given).__name__
-    if [[id(p) for p in group["params"]] for group in given.param_groups] != [
-        [id(p) for p in group["params"]] for group in groups
-    ] or not all("lr_factor" in group for group in given.param_groups):
+    given_ids, expected_ids = (
+        [[id(parameter) for parameter in group["params"]] for group in param_groups]
+        for param_groups in (given.param_groups, groups)
+    )
+    if given_ids != expected_ids or not all("lr_factor" in group for group in given.param_groups):
         raise refuse(
             f"the groups of its {kind} are others",
             "Give it `groups` as they are: their 'lr' and 'lr_factor' are what schedule and run.set act on",
@@ -211,17 +216,17 @@ def optimizer(given: Any, groups: Sequence[Mapping[str, Any]], function: Callabl
 
 
 def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
-    """Return the result of `schedule`.
+    """Return the result of `schedule` for a step, a finite factor of at least 0.
 
     Raises:
         ConfigError: the result is unusable; the message names the line.
     """
-    if _is_amount(given):
+    if _is_nonnegative(given):
         return float(given)
     advice = "Is a `return` missing?" if given is None else "A tensor becomes a number by .item()"
     raise ConfigError(
-        f"{_where(function)}: `{function.__name__}` must return the factor on `lr`, a finite number, 0 or above; for "
-        f"step {step} it returned {_value(given)}."
+        f"{_location(function)}: `{function.__name__}` must return the factor on `lr`, a finite number, 0 or above; for "
+        f"step {step} it returned {_in_words(given)}."
         + (f" {advice}" if given is None or isinstance(given, Tensor) else "")
     )
 
@@ -233,18 +238,18 @@ def result(given: Any, function: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the result is unusable; the message names the line.
     """
-    refusal = _refusal(function, "results by name, such as {'accuracy': 0.9}; ")
+    refuse = _refusal(function, "results by name, such as {'accuracy': 0.9}; ")
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise refusal(f"it returned {_described(given)}", "Return {} where there are none")
+        raise refuse(f"it returned {_described(given)}", "Return {} where there are none")
     if _WEIGHTS in given:
-        raise refusal(
+        raise refuse(
             f"one has the name {_WEIGHTS!r}",
             "nbgpu says there which weights the result is of: name it otherwise",
         )
     try:
         plain: dict[str, Any] = json.loads(json.dumps(given, default=_as_plain))
     except (AttributeError, TypeError, ValueError) as error:
-        raise refusal(
+        raise refuse(
             f"one of them cannot be written ({error})",
             "Give texts, numbers, tensors, and lists and dicts of them",
         ) from None
@@ -252,23 +257,24 @@ def result(given: Any, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return what JSON can hold of a value that it does not know; AttributeError where it is no mapping and
-    no array."""
+    """Convert a mapping, tensor or array for JSON; AttributeError if the value is none of these."""
     return dict(value) if isinstance(value, Mapping) else value.tolist()
 
 
 def _refusal(function: Callable[..., Any], wanted: str) -> Callable[[str, str], ConfigError]:
-    """Return a function that makes the error for a function's wrong result, from (the problem, the
-    advice)."""
-    begin = f"{_where(function)}: `{function.__name__}` must return {wanted}"
+    """Return a function that builds the ConfigError for a wrong result of the person's function, from a
+    description of the result and an advice."""
+    begin = f"{_location(function)}: `{function.__name__}` must return {wanted}"
     return lambda what, advice: ConfigError(f"{begin}{what}. {advice}")
 
 
-def _is_amount(value: Any) -> bool:
+def _is_nonnegative(value: Any) -> bool:
+    """Return whether a value is a finite number of at least 0."""
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
 
 
-def _value(value: Any) -> str:
+def _in_words(value: Any) -> str:
+    """Return a number or text as Python writes it, and any other value by its type and size."""
     return repr(value) if isinstance(value, Real | str) else _described(value)
 
 
@@ -283,8 +289,8 @@ def _described(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _where(function: Callable[..., Any]) -> str:
-    """Return the file and line of a function's only `return`, or of its beginning."""
+def _location(function: Callable[..., Any]) -> str:
+    """Return the file and line, as text, of a function's only `return`, or of its beginning."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return repr(function)

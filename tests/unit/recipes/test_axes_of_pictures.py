@@ -49,7 +49,7 @@ def _of_microstructure(folder: Path) -> None:
     phases = (torch.rand(8, 9, 10) > 0.5).long()
     microstructure.slices(phases, PHASE)
     microstructure.slices(phases[0], PHASE)
-    microstructure.correlations(torch.rand(15, 15), torch.rand(15, 15), 1.0)
+    microstructure.correlations(torch.rand(15, 15), torch.rand(15, 15))
 
 
 def _of_survival(folder: Path) -> None:
@@ -62,8 +62,8 @@ def _of_lithography(folder: Path) -> None:
     masks = torch.zeros(2, 32, 32)
     masks[:, 8:24, 10:20] = 1
     overlay.row(masks, Colours("transmission", 0, 1), NM)
-    overlay.contours_over(masks, masks, masks, 0.5, 25.0)
-    overlay.errors_over(masks, masks, 0.5, 25.0, margin=4)
+    overlay.draw_contours(masks, masks, masks, 0.5, 25.0)
+    overlay.draw_errors(masks, masks, 0.5, 25.0, margin=4)
     prediction.write_picture(masks[0], masks[0], masks[0], 0.5, 25.0, folder / "mask")
 
 

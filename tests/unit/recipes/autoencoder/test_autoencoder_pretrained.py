@@ -20,7 +20,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 from nbgpu.recipes import trained
-from nbgpu.recipes.autoencoder.network import as_named
+from nbgpu.recipes.autoencoder.network import renamed
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 PUBLISHED: dict[str, Any] = {
@@ -153,7 +153,7 @@ def test_weights_of_the_older_package_are_those_that_monais_loader_makes_of_them
     # Old attention may lack its last projection.
     short = {name: value for name, value in old.items() if ".proj_attn." not in name}
     by_monai.load_old_state_dict(dict(short))
-    named = as_named(short, first.state_dict())
+    named = renamed(short, first.state_dict())
     assert named.keys() == by_monai.state_dict().keys()
     for name, value in by_monai.state_dict().items():
         assert torch.equal(named[name], value), name

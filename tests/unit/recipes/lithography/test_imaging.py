@@ -169,5 +169,5 @@ def test_symmetries_are_those_of_the_image(source: Source, number: int) -> None:
 def test_what_cannot_be_imaged_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"pixel_nm=60 is too large .* 56\.8 nm or less"):
         abbe(Optics(na=0.85), Source().points(), (32, 32), 60.0)
-    with pytest.raises(ValueError, match="no cell of the source's grid"):
+    with pytest.raises(ConfigError, match="no cell of the source's grid"):
         Source("dipole", sigma_inner=0.79, opening_deg=1, angle_deg=7).points()

@@ -69,7 +69,7 @@ def test_glp_gds_and_oasis_give_the_same_polygons(tmp_path: Path) -> None:
     library.write_gds(tmp_path / "a.gds")
     library.write_oas(tmp_path / "a.oas")
     images = [
-        rasterised(read_layout(tmp_path / name, layer), (0, 0), (10, 10), 10.0)
+        rasterised(read_layout(str(tmp_path / name), layer), (0, 0), (10, 10), 10.0)
         for name, layer in (("a.glp", "M1"), ("a.gds", "7"), ("a.oas", "7/0"))
     ]
     assert images[0].sum() == 3 * 4 + 4 * 4 - 2 * 2 - 1 * 1
@@ -79,8 +79,9 @@ def test_glp_gds_and_oasis_give_the_same_polygons(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> None:
     bad = tmp_path / "bad.glp"
-    bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n")
-    with pytest.raises(DataError, match=r"line 10: a RECT needs(.|\n)*line 11: could not convert"):
+    bad.write_text(GLP + "   RECT N M1 1 2 3\n   PGON N M1 0 0 1 x\n   RECT N M1 nan 2 3 4\n")
+    expected = r"line 10: a RECT needs(.|\n)*line 11: could not convert(.|\n)*line 12: coordinates must be"
+    with pytest.raises(DataError, match=expected):
         read_layout(bad)
     two = tmp_path / "two.glp"
     two.write_text(GLP + "   RECT N M2 1 2 3 4\n")

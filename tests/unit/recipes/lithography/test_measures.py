@@ -18,7 +18,7 @@ from nbgpu.recipes.lithography.measures import Measures
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.resist import Resist
-from nbgpu.recipes.lithography.samples import margin_of, pairs_of, resist_of
+from nbgpu.recipes.lithography.samples import build_resist, load_pairs, margin_pixels
 from nbgpu.recipes.lithography.sources import Source
 from nbgpu.recipes.lithography.tiles import distinct, tiles, without_margin
 from nbgpu.recipes.lithography.window import band_nm2, pv_band_nm2
@@ -56,7 +56,7 @@ def _layout_settings(tmp_path: Path) -> dict[str, object]:
 
 def test_no_tile_is_in_training_and_held_out_at_the_same_time(tmp_path: Path) -> None:
     config = _config(**_layout_settings(tmp_path))
-    every, margin = pairs_of(config), margin_of(config)
+    every, margin = load_pairs(config), margin_pixels(config)
     inner = [without_margin(pair.mask, margin).numpy().tobytes() for pair in every]  # type: ignore[arg-type]
     assert len(every) == 18
     # Two columns of three; a corner has a small box more.
@@ -71,7 +71,7 @@ def test_no_tile_is_in_training_and_held_out_at_the_same_time(tmp_path: Path) ->
 
 def test_the_image_of_a_tile_is_that_of_the_layout_around_it(tmp_path: Path) -> None:
     config = _config(**_layout_settings(tmp_path) | {"source_cells": 31})
-    margin = margin_of(config)
+    margin = margin_pixels(config)
     # An optical diameter: 3.2 * 193 / 0.85 = 727 nm.
     assert margin == 30
 
@@ -82,7 +82,7 @@ def test_the_image_of_a_tile_is_that_of_the_layout_around_it(tmp_path: Path) -> 
         imager = abbe(Optics(), Source(num_cells=31).points(), tuple(mask.shape[1:]), 25.0)  # type: ignore[arg-type]
         return without_margin(imager(mask.double()), beside)
 
-    (found,) = (pair for pair in pairs_of(config) if pair.name.endswith("row 1 column 2"))
+    (found,) = (pair for pair in load_pairs(config) if pair.name.endswith("row 1 column 2"))
     made = without_margin(Lithography(config)._steps()({"mask": found.mask})["aerial"], margin)
     true = tile(80)
     apart, repeated = (float((image - true).square().mean().sqrt()) for image in (made, tile(0)))
@@ -160,9 +160,9 @@ def test_the_band_of_a_mask_grows_where_there_is_less_contrast() -> None:
 
 def test_lithobenchs_folders_have_lithobenchs_threshold(tmp_path: Path) -> None:
     (tmp_path / "MetalSet" / "pixelILT").mkdir(parents=True)
-    assert resist_of(_config(data=str(tmp_path), pixel_nm=16.0)).threshold == 0.225
-    assert resist_of(_config(data=str(tmp_path), pixel_nm=16.0, resist_threshold=0.4)).threshold == 0.4
-    assert resist_of(_config()).threshold == 0.3
+    assert build_resist(_config(data=str(tmp_path), pixel_nm=16.0)).threshold == 0.225
+    assert build_resist(_config(data=str(tmp_path), pixel_nm=16.0, resist_threshold=0.4)).threshold == 0.4
+    assert build_resist(_config()).threshold == 0.3
 
 
 @pytest.mark.parametrize(("na", "warned"), [(0.8, False), (0.85, True)])

@@ -54,6 +54,7 @@ def _picture(size: int = 32) -> np.ndarray:
         (_picture() - 0.5, r"holds floats from -0.5 to 0.5; they must be shares from 0 to 1"),
         (np.where(_picture() == 1, np.nan, 0.5), r"holds \d+ values that are NaN or infinite"),
         (_picture(12), r"shape \(12, 12\) of int64, and each axis needs at least 2 x limit_to = 16"),
+        (np.zeros((0, 32), int), r"shape \(0, 32\) of int64, and each axis needs at least 2 x limit_to = 16"),
         (np.zeros((32, 32), int), "holds one phase only"),
         (np.zeros(64, int), r"it takes \(H, W\) or \(D, H, W\)"),
         (np.zeros((16, 16, 16, 3)), "A last axis of 3 is for orientations"),
@@ -125,18 +126,13 @@ def test_a_tiff_of_several_pages_is_a_volume_and_a_threshold_can_be_given(tmp_pa
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    np.save(tmp_path / "gaps.npy", _picture() * 2)
+    np.save(tmp_path / "gaps.npy", _picture(12) * 2)
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY")
     np.savez(tmp_path / "many.npz", a=_picture())
     names = ("gaps.npy", "torn.npy", "many.npz", "missing.npy")
+    data = ",".join(str(tmp_path / n) for n in names)
     with pytest.raises(DataError) as caught:
-        load_fields(
-            ",".join(str(tmp_path / n) for n in names),
-            ["GramMatrices"],
-            MEASURE,
-            multiphase=False,
-            threshold=None,
-        )
+        load_fields(data, NAMES, MEASURE, multiphase=False, threshold=None)
     lines = str(caught.value).splitlines()
     assert "names 4 files" in lines[0]
     assert [sum(name in line for line in lines[1:]) for name in names] == [2, 1, 1, 1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.recipes.microstructure.pictures import block, slices_of
+from nbgpu.recipes.microstructure.pictures import block, middle_slices
 from nbgpu.recipes.side_by_side import Colours
 
 GREYS = Colours("share", 0, 1)
@@ -45,6 +45,6 @@ def test_a_block_shows_three_faces_of_a_volume(face: str, row: int, column: int,
 
 def test_slices_are_across_the_middle_of_each_axis() -> None:
     volume = torch.arange(4 * 5 * 6).view(4, 5, 6)
-    slices = slices_of(volume)
+    slices = middle_slices(volume)
     assert [tuple(s.shape) for s in slices] == [(5, 6), (4, 6), (4, 5)]
     assert torch.equal(slices[1], volume[:, 2])

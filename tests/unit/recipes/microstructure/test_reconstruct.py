@@ -20,12 +20,12 @@ from nbgpu.recipes.microstructure.cutting import cut_near_share, s2_error
 from nbgpu.recipes.microstructure.grids import (
     cut,
     decided,
+    grid_shape,
     indicated,
     noise,
     num_grids,
     refined,
-    shape_on,
-    steps_on,
+    steps_per_grid,
 )
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
@@ -187,11 +187,11 @@ def test_a_plan_counts_a_ranks_share_of_the_search(num_ranks: int) -> None:
 
 
 def test_grids_halve_the_field_and_share_the_steps() -> None:
-    assert num_grids((32, 32, 32), 8, levels_of_target=4) == 2
-    assert num_grids((128, 64), 8, levels_of_target=2) == 2
-    assert num_grids((16, 16), 16, levels_of_target=3) == 1
-    assert shape_on(2, (64, 40, 32)) == (16, 10, 8)
-    assert steps_on(3, 200) == [66, 66, 68]
+    assert num_grids((32, 32, 32), 8, target_levels=4) == 2
+    assert num_grids((128, 64), 8, target_levels=2) == 2
+    assert num_grids((16, 16), 16, target_levels=3) == 1
+    assert grid_shape(2, (64, 40, 32)) == (16, 10, 8)
+    assert steps_per_grid(3, 200) == [66, 66, 68]
     flat = refined(torch.full((2, 8, 8, 8), 0.3, dtype=torch.float64), (16, 20, 16))
     torch.testing.assert_close(flat, torch.full((2, 16, 20, 16), 0.3, dtype=torch.float64))
 

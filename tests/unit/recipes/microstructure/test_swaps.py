@@ -18,10 +18,9 @@ from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
 from nbgpu.recipes.microstructure.recipe import Microstructure
 from nbgpu.recipes.microstructure.sample import micrograph
-from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap
+from nbgpu.recipes.microstructure.swaps import at_random, swap
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 1.0}
-ONLY_DOWN = Cooling(0.0, 1)
 
 
 def _loss(num_phases: int) -> Loss:
@@ -42,7 +41,7 @@ def test_swaps_lower_the_loss_and_keep_each_phase(num_phases: int, shape: tuple[
     loss, start = _loss(num_phases), _start(num_phases, shape)
     before = start.clone()
     told: list[tuple[Tensor, float]] = []
-    ended = swap(loss, start, range(30), lambda *news: told.append(news), ONLY_DOWN, seed=0)
+    ended = swap(loss, start, range(30), lambda *news: told.append(news), seed=0)
     assert ended == "all steps were done"
     assert torch.equal(start, before)
     losses = [float(Objective(loss)(start)[0]), *(value for _, value in told)]
@@ -62,9 +61,9 @@ def test_a_search_that_is_taken_up_swaps_what_it_would_have_swapped() -> None:
     def keep(place: int) -> object:
         return lambda field, value: found.__setitem__(place, field)
 
-    swap(loss, start, range(12), keep(0), ONLY_DOWN, seed=3)  # type: ignore[arg-type]
-    swap(loss, start, range(5), keep(1), ONLY_DOWN, seed=3)  # type: ignore[arg-type]
-    swap(loss, found[1], range(5, 12), keep(1), ONLY_DOWN, seed=3)  # type: ignore[arg-type]
+    swap(loss, start, range(12), keep(0), seed=3)  # type: ignore[arg-type]
+    swap(loss, start, range(5), keep(1), seed=3)  # type: ignore[arg-type]
+    swap(loss, found[1], range(5, 12), keep(1), seed=3)  # type: ignore[arg-type]
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], start)
 
@@ -73,7 +72,7 @@ def test_a_search_that_is_taken_up_swaps_what_it_would_have_swapped() -> None:
 def test_warm_steps_also_climb_and_cold_ones_do_not() -> None:
     loss, start = _loss(1), _start(1, (16, 16))
     losses: list[float] = []
-    swap(loss, start, range(300), lambda _, value: losses.append(value), Cooling(3.0, 300), seed=0)
+    swap(loss, start, range(300), lambda _, value: losses.append(value), temperature=3.0, seed=0)
     climbs = [later > earlier for earlier, later in itertools.pairwise(losses)]
     assert sum(climbs[:50]) > 5
     assert sum(climbs[-50:]) < sum(climbs[:50])
@@ -85,10 +84,10 @@ def test_a_search_ends_where_nothing_can_be_gained() -> None:
     picture = indicated(micrograph((16, 16), 2.0, [0.35], seed=1), 1)
     measure = Measure(4)
     own = Loss([characterize(picture, [*WEIGHTS], measure)], WEIGHTS, measure)
-    ended = swap(own, picture, range(1000), lambda *_: None, ONLY_DOWN, seed=0)
+    ended = swap(own, picture, range(1000), lambda *_: None, seed=0)
     assert ended == "6400 swaps in a row lowered nothing"
     flat = torch.zeros(1, 16, 16, dtype=torch.float64)
-    assert swap(own, flat, range(9), lambda *_: None, ONLY_DOWN, seed=0) == "all pixels are in one phase"
+    assert swap(own, flat, range(9), lambda *_: None, seed=0) == "all pixels are in one phase"
 
 
 def test_pixels_at_random_have_the_shares_to_one_pixel() -> None:
