@@ -341,7 +341,7 @@ def _grid_size(varied: Varied) -> int:
 def _combination(varied: Varied, number: int) -> dict[str, Any]:
     """Return the combination of the values that has this number in the grid."""
     combination: dict[str, Any] = dict.fromkeys(varied)
-    for name, values in reversed(varied.items()):
+    for name, values in reversed(list(varied.items())):
         assert not isinstance(values, Range), "a grid has lists only"
         number, index = divmod(number, len(values))
         combination[name] = values[index]

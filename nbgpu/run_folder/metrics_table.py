@@ -122,8 +122,9 @@ class MetricsTable:
                 self._open.setdefault(sample.step, {})[sample.rank] = row
             self._reached[sample.rank] = sample.step
             return
-        if (row := self._open.get(sample.step, {}).get(sample.rank)) is not None:
-            row.values.update(sample.values)
+        open_row = self._open.get(sample.step, {}).get(sample.rank)
+        if open_row is not None:
+            open_row.values.update(sample.values)
         measured = {name: v for name, v in sample.values.items() if not name.startswith(VALIDATION)}
         self._measured[sample.rank].update(measured)
 

@@ -303,7 +303,9 @@ class Survival:
         training = _Evaluated(self, evaluated[:num_fitted])
         held_out = _Evaluated(self, evaluated[num_fitted:])
         # The scores of each method for (training, held-out) patients.
-        predictions = {self.config.resnet: (training.scores, held_out.scores)}
+        predictions: dict[str, tuple[Floats, Floats]] = {
+            self.config.resnet: (training.scores, held_out.scores)
+        }
         titles = {"dense voxels": f"voxels {_DENSE_HU} HU above the median"}
         for name in ("mean intensity", "dense voxels"):
             column = [NAMES.index(name)]
