@@ -474,7 +474,7 @@ def test_the_settings_of_the_last_run_are_shown_whatever_defaults_the_form_has(a
     area.judge()
     area.form.adapt_defaults(has_gpus=True)
     assert (area.fields["amp"].value, area.fields["epochs"].value) == ("auto", "1000")
-    area._take_last()
+    area._show_last_run()
     for name in ("lr", "batch_size", "amp", "epochs", "patch_size", "steps"):
         assert area.fields[name].value == as_text(getattr(last, name)), name
 
