@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import html
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.client.scaling.trial import try_advice
 from nbgpu.errors import NbgpuError
 from nbgpu.performance.bottlenecks import Advice
+from nbgpu.ui.followed import follow
 from nbgpu.ui.study import view
 
 if TYPE_CHECKING:
@@ -116,30 +116,17 @@ class AdviceView:
             return
         self._end.layout.display = ""
         self._refresh()
-        over = threading.Event()
-        follower = threading.Thread(
-            target=self._follow, args=(study, over), name="nbgpu-trial-panel", daemon=True
-        )
-        follower.start()
-        study.on_end(partial(self._on_end, over=over, follower=follower))
+        follow(study, lambda: _PERIOD_S, partial(self._show, study))
 
-    def _follow(self, study: Study, over: threading.Event) -> None:
-        while not over.wait(_PERIOD_S):
-            self._show(study)
-
-    def _on_end(self, study: Study, over: threading.Event, follower: threading.Thread) -> None:
-        over.set()
-        follower.join()
-        self._show(study)
-        self._end.layout.display = "none"
-        # `_can_try` is still false: the study counts as over only when all its callbacks have returned.
-        for button in self._try_buttons:
-            button.disabled = not self._ranks_are_free
-
-    def _show(self, study: Study) -> None:
+    def _show(self, study: Study, last: bool) -> None:
         page = view.page(study, view.svg(study))
         # Without `contain` a wide table would widen the whole panel, beyond the page.
         self._study_view.value = f'<div style="{_READABLE};contain:inline-size">{page}</div>'
+        if last:
+            self._end.layout.display = "none"
+            # `_can_try` is still false: the study counts as over only when all its callbacks have returned.
+            for button in self._try_buttons:
+                button.disabled = not self._ranks_are_free
 
     def _stop(self) -> None:
         if self._study is not None:

@@ -30,7 +30,7 @@ from nbgpu.ui.controls.layout import WRAPPED, message_html, problems_text
 from nbgpu.ui.controls.settings_area import SettingsArea
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
-from nbgpu.ui.run.picture_view import PictureView
+from nbgpu.ui.run.picture_view import follow_pictures
 from nbgpu.ui.slot import clear_head, display_with_page, new_slot, open_head, slot_metadata
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class _Controls:
         )
         pictures = w.HTML()
         if run.config.LIVE_PICTURES:
-            PictureView(run, lambda newest: setattr(pictures, "value", newest["text/html"]))
+            follow_pictures(run, lambda newest: setattr(pictures, "value", newest["text/html"]))
         with self._lock:
             self._run = run
             self._advice.clear()
