@@ -135,7 +135,7 @@ class FollowedPanel:
         self._html = ""
         self._picture = ""
         self._drawn: Any = None
-        """The data of which `_picture` is the chart."""
+        """The data that `_picture` shows."""
         self._next_drawing_mono_s = 0.0
         self._over = False
         if widget is not None:

@@ -70,7 +70,7 @@ class Progress:
 
 
 class ProgressLine:
-    """A line about progress that changes in place, and of which the last text stays.
+    """A line about progress that changes in place. The last text stays.
 
     In a kernel it is a display, which the page and the notebook file update alike. In a terminal it is the
     last line of stderr. If stderr is a file, as in a job, and on other threads than the main one, nothing is

@@ -86,7 +86,7 @@ class Sweep:
         self._stopping = threading.Event()
         self._ending: Completion[SweepState] = Completion(folder.name, _log)
         self._place_errors: list[NbgpuError] = []
-        """The errors because of which places take no more trials."""
+        """The errors that have made places take no more trials."""
         atexit.register(self._abandon)
         threading.Thread(target=self._run_trials, name="nbgpu-sweep", daemon=True).start()
 

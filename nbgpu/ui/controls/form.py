@@ -1,5 +1,5 @@
-"""The fields of one recipe's settings in the control panel, which settings the person has changed, and which
-values are not valid."""
+"""The fields of one recipe's settings in the control panel, with the changes of the person and the problems
+of values that are not valid."""
 
 from __future__ import annotations
 
