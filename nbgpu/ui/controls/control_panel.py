@@ -95,40 +95,24 @@ class _Controls:
                 on_other_settings=self._on_other_settings,
             )
             self._devices = self._settings.devices
-            self._start = self._button(
-                "Start", "Start training with these settings", "success", self._on_start
-            )
-            self._pause = self._button(
-                "Pause", "Pause or resume the run", "", self._with_run(self._pause_or_resume)
-            )
-            self._stop = self._button("Stop", "End the run after its current step", "danger", self._on_stop)
-            self._plan = self._button(
-                "Plan", "Say what a run with these settings will do and take", "", self._on_plan
-            )
-            self._find = self._button(
-                "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
-            )
             self._advice = AdviceView(self._say_error)
-            self._explain = self._button(
-                "Explain",
-                "Say what bounds the run, and what to change first",
-                "",
-                self._with_run(lambda run: self._act(partial(self._advice.explain, run))),
-            )
-            self._result = self._button(
-                "Work out result",
-                "Work out the result of the newest checkpoint of a stopped run",
-                "",
-                self._with_run(self._work_out_result),
-            )
             self._exporting = ExportView()
-            self._export = self._button(
-                "Export",
-                "Write the files with which this run trains elsewhere",
-                "",
-                self._with_run(self._exporting.open),
-            )
             # In the order in which the page shows them.
+            self._start = self._button("Start", "Start training with these settings", self._on_start)
+            self._start.button_style = "success"
+            self._pause = self._run_button("Pause", "Pause or resume the run", self._pause_or_resume)
+            self._stop = self._button("Stop", "End the run after its current step", self._on_stop)
+            self._stop.button_style = "danger"
+            about = "Work out the result of the newest checkpoint of a stopped run"
+            self._result = self._run_button("Work out result", about, self._work_out_result)
+            about = "Say what a run with these settings will do and take"
+            self._plan = self._button("Plan", about, self._on_plan)
+            about = "Try on the ranks which is the largest that fits"
+            self._find = self._button("Find batch size", about, self._on_find)
+            about = "Say what bounds the run, and what to change first"
+            self._explain = self._run_button("Explain", about, self._show_explanation)
+            about = "Write the files with which this run trains elsewhere"
+            self._export = self._run_button("Export", about, self._exporting.open)
             self._buttons = [
                 *(self._start, self._pause, self._stop, self._result),
                 *(self._plan, self._find, self._explain, self._export),
@@ -175,11 +159,20 @@ class _Controls:
                 self._clear_message()
             self._refresh()
 
-    def _button(self, description: str, tooltip: str, style: str, on_click: Callable[[], None]) -> w.Button:
-        button = w.Button(description=description, tooltip=tooltip, button_style=style)
+    def _button(self, description: str, tooltip: str, on_click: Callable[[], None]) -> w.Button:
+        button = w.Button(description=description, tooltip=tooltip)
         button.on_click(lambda _: on_click())
         answer_while_busy(button)
         return button
+
+    def _run_button(self, description: str, tooltip: str, act: Callable[[Run], None]) -> w.Button:
+        """Make a button that acts on the newest run, and does nothing before there is one."""
+
+        def on_click() -> None:
+            if (run := self._run) is not None:
+                act(run)
+
+        return self._button(description, tooltip, on_click)
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -313,17 +306,11 @@ class _Controls:
             self._say("")
         self._refresh()
 
-    def _with_run(self, act: Callable[[Run], None]) -> Callable[[], None]:
-        """Return a function that acts on the newest run, and does nothing before there is one."""
-
-        def act_on_newest() -> None:
-            if (run := self._run) is not None:
-                act(run)
-
-        return act_on_newest
-
     def _pause_or_resume(self, run: Run) -> None:
         self._act(run.resume if run.status == "paused" else run.pause)
+
+    def _show_explanation(self, run: Run) -> None:
+        self._act(partial(self._advice.explain, run))
 
     def _work_out_result(self, run: Run) -> None:
         self._act(lambda: self._show(run.work_out_result()))
