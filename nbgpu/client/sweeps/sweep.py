@@ -119,7 +119,7 @@ class Sweep:
     def describe(self) -> str:
         """Return one line about the progress: 'running: 3 of 8 trials finished, 1 failed, 2 wait, 2 at work;
         best val_loss 0.0123 (lr=0.001)'."""
-        nums = Counter(trial.state for trial in self.trials)
+        nums: Counter[str] = Counter(trial.state for trial in self.trials)
         num_at_work = len(self.trials) - sum(nums[s] for s in ("finished", "failed", "waiting", "stopped"))
         parts = [
             f"{nums['finished']} of {len(self.trials)} trials finished",
