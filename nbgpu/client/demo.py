@@ -1,8 +1,8 @@
-"""Executes a notebook from a terminal, says how far it is, and leaves it beside a page that opens anywhere.
+"""Execute a notebook from a terminal, show its progress, and write it as a notebook and as an HTML page.
 
     python -m nbgpu.client.demo notebooks/00_first_run.ipynb demo
 
-The notebook's kernel works in the given folder, so that all it writes, runs included, is found there.
+The notebook's kernel works in the given folder, so that all files that it writes, such as runs, are there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from nbgpu.text.console import CommandConsole
 CELL_TIMEOUT_S = 1200
 """A cell that runs longer than this ends the execution."""
 NOTE_PERIOD_S = 10.0
-"""The least time between two notes about a running cell where the output is no terminal."""
+"""The least time between two notes about a running cell if the output is no terminal."""
 _SKIPPED = "skip-execution"
-"""The tag of cells that nbclient does not run."""
+"""The tag of cells that nbclient does not execute."""
 
 # nbconvert's page fetches require.js, MathJax, Mermaid and the widget manager from the network. The executed
 # notebook has static figures and plain Markdown, which need none of them.
@@ -49,10 +50,10 @@ _OFFLINE_PAGE = """\
 
 
 def execute(notebook: Path, folder: Path, console: Console) -> bool:
-    """Run every cell and write `NAME.ipynb` and `NAME.html` into `folder`, which is made if it does not
+    """Execute every cell and write `NAME.ipynb` and `NAME.html` into `folder`, which is made if it does not
     exist.
 
-    Both are written after a failure, too, with the outputs up to the failing cell.
+    After a failure both are written with the outputs up to the failing cell.
 
     Returns:
         Whether all cells ran. Otherwise the failing cell and its traceback were printed.
@@ -88,8 +89,8 @@ def offline_page(content: Any, title: str) -> str:
 
 
 class _WatchedClient(NotebookClient):
-    """A NotebookClient that passes on the one-line texts that a cell displays while it runs, such as a
-    run's progress."""
+    """A NotebookClient that passes on one-line texts which a running cell displays, such as the progress of a
+    run."""
 
     def __init__(self, content: Any, note: Callable[[str], None], **settings: Any) -> None:
         super().__init__(content, **settings)
@@ -97,7 +98,8 @@ class _WatchedClient(NotebookClient):
         self.is_interrupted = False
 
     async def _async_cleanup_kernel(self) -> None:
-        """End the kernel. After Ctrl-C nbclient calls this twice, and by itself fails at the second call."""
+        """End the kernel. After Ctrl-C nbclient calls this twice, and its own method fails the second
+        time."""
         if self.km is None:
             self.is_interrupted = True
         else:
@@ -113,7 +115,7 @@ class _WatchedClient(NotebookClient):
 
 
 def is_skipped(cell: Any) -> bool:
-    """Whether nbclient leaves a cell out. The notebooks mark the cell that installs packages on Colab and
+    """Whether nbclient skips a cell. In nbgpu's notebooks it is the one that installs packages on Colab and
     Kaggle."""
     return _SKIPPED in cell.metadata.get("tags", ())
 
@@ -129,7 +131,7 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
         for i, cell in enumerate(content.cells)
         if cell.cell_type == "code" and cell.source.strip() and not is_skipped(cell)
     ]
-    # Outputs that it was saved with would look like those of this execution where a cell fails.
+    # Otherwise, behind a cell that fails, old outputs would look like those of this execution.
     for i in code_cells:
         content.cells[i].update(outputs=[], execution_count=None)
     begun_s = noted_s = time.monotonic()
@@ -174,13 +176,12 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
         on_cell_execute=begin,
         on_cell_executed=end,
     )
-    # Where the output is no terminal, a spinner would be noise: each cell ends with a line, and a long one
-    # says now and then how far it is.
-    if console.is_terminal:
-        progress.start()
-    # What belongs to no cell, such as the last words of a kernel that dies. A kernel that ends well may have
-    # some too (ipykernel 7.4 writes to sockets that it has closed), which are of no interest then.
-    with tempfile.TemporaryFile("w+", errors="replace") as kernel_stderr:
+    # If the output is no terminal, there is no spinner: each cell prints a line at its end, and a long one
+    # also notes about its progress.
+    spinner: AbstractContextManager[object] = progress if console.is_terminal else nullcontext()
+    # The kernel's stderr, which belongs to no cell, is shown only if the kernel dies: at a normal end it may
+    # have lines too (ipykernel 7.4 writes to sockets that it has closed).
+    with spinner, tempfile.TemporaryFile("w+", errors="replace") as kernel_stderr:
         try:
             client.execute(stderr=kernel_stderr)
         except CellExecutionError as error:
@@ -190,9 +191,6 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
                 raise KeyboardInterrupt from None
             kernel_stderr.seek(0)
             return Text(f"{kernel_stderr.read()}{type(error).__name__}: {error}")
-        finally:
-            if console.is_terminal:
-                progress.stop()
     return None
 
 
@@ -204,8 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.notebook.is_file():
         parser.error(f"there is no notebook {options.notebook}")
-    # Older kernels bring a debugger along that would say here what it could not do, as ipyparallel keeps it
-    # from too.
+    # The debugger of older kernels would print a warning here. ipyparallel sets this variable as well.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     return 0 if execute(options.notebook, options.folder, CommandConsole()) else 1
 

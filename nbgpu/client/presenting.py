@@ -1,7 +1,8 @@
-"""The views that the client shows: one place, in which `nbgpu.ui` puts them.
+"""The interface by which the client shows runs, sweeps, studies and cells. `nbgpu.ui` implements it, and sets
+`presenter` and `cell_presenter`.
 
-The client does not know the widgets, and works without them: where an attribute of this module is None,
-nothing is shown. The types of runs, sweeps and studies are not named here: their modules import this one.
+The client does not import the widgets, and works without them: while one of the two is None, nothing is
+shown. Runs, sweeps and studies have the type Any here, because their modules import this one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Presenter(Protocol):
         ...
 
     def prepare_report(self) -> None:
-        """Do the work that would take `report_run` a second at its first call; this runs on a thread while a
-        run trains."""
+        """Do in advance what would take `report_run` a second at its first call. This is called on a thread
+        while a run trains."""
         ...
 
     def report_run(self, run: Any) -> None:
@@ -65,8 +66,8 @@ class CellPresenter(Protocol):
     """Shows what belongs to the running cell of a notebook."""
 
     def open_text(self, ranks: Sequence[int], live: bool) -> Any:
-        """Make a view for the text of these ranks, live or of a cell that is over; None where no page could
-        show it."""
+        """Make a view for the text of these ranks, live or of a cell that is over; None if no page can show
+        it."""
         ...
 
     def offer_stop(self, stop: Callable[[], None]) -> Callable[[], None]:
@@ -89,12 +90,12 @@ cell_presenter: CellPresenter | None = None
 
 
 def required(what: str, work: str, or_else: str = "") -> Presenter:
-    """Return the presenter; RunError if nothing is connected that does `what` for this kind of work.
+    """Return the presenter. Without one, raise a RunError about the action that it would have done.
 
     Args:
         what: a predicate, such as 'could display a panel'.
         work: what is to be shown: 'run', 'sweep' or 'study'.
-        or_else: the end of the message, for another way to see it.
+        or_else: the end of the message, which names another way.
     """
     if presenter is None:
         raise RunError(f"nothing is connected that {what}. Use the {work} through `import nbgpu`{or_else}")

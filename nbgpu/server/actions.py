@@ -17,17 +17,18 @@ from nbgpu.run_folder.progress import RunView
 def command_run(cluster_id: str, run_name: str, command: str) -> str:
     """Ask the run of a cluster to pause, to go on or to stop, and return a sentence about it.
 
-    The request is a line in the run's folder, which rank 0 reads. So it works whatever the notebook's kernel
-    is doing, and where there is none any more.
+    The request is a line in the run's folder, which rank 0 reads. So the kernel of the notebook may be busy
+    or gone.
 
     Args:
         cluster_id: the cluster's id.
-        run_name: the name of the run's folder, as the person saw it: by now the cluster may have another run.
+        run_name: the name of the run's folder that the sidebar has shown. The cluster may have another run by
+            now.
         command: one of `Command`.
 
     Raises:
         NoClusterError: there is no such cluster.
-        RunError: it has no such run, or the run is over, or its folder cannot be written.
+        RunError: the cluster has no such run, the run is over, or its folder cannot be written.
     """
     if command not in get_args(Command):
         raise RunError(f"a run can be asked to {', '.join(get_args(Command))}, and not to {command!r}")
@@ -43,16 +44,17 @@ def command_run(cluster_id: str, run_name: str, command: str) -> str:
 
 
 def end(cluster_id: str, state: str) -> str:
-    """End the processes of a cluster and remove its entry and folder; return a line that says what was ended.
+    """End the processes of a cluster and remove its entry and folder; return a line that names what has
+    ended.
 
     Args:
         cluster_id: the cluster's id.
-        state: the state in which the person saw the cluster. In another one it is left alone: a cluster that
-            was kept may be somebody's notebook again.
+        state: the state of the cluster that the sidebar has shown. A cluster in another state goes on: one
+            that was kept may be attached to a notebook again.
 
     Raises:
         NoClusterError: there is no such cluster.
-        ClusterError: it is in another state by now, or a process survives SIGKILL.
+        ClusterError: the cluster is in another state by now, or a process survives SIGKILL.
     """
     entry = _find(cluster_id)
     if entry.state() != state:

@@ -1,8 +1,8 @@
-"""The addresses below `/nbgpu` of a Jupyter server. All are behind Jupyter's own login and authorizer, and
-what changes something needs its token against forged requests (XSRF) too.
+"""The URLs below `/nbgpu` of a Jupyter server. All of them require Jupyter's login and authorizer, and those
+that change something also its token against forged requests (XSRF).
 
-Nothing here does its work on the server's event loop: reading takes up to a third of a second where a rank
-does not answer, and ending a cluster takes seconds.
+No work is done on the server's event loop: reading takes up to a third of a second if a rank does not answer,
+and ending a cluster takes seconds.
 """
 
 from __future__ import annotations
@@ -23,29 +23,34 @@ from tornado import web
 from nbgpu.errors import NbgpuError
 
 _RESOURCE = "nbgpu"
-"""The name under which an authorizer of the server knows these addresses."""
+"""The name of these URLs for the server's authorizer."""
 _REST_AFTER_S = 20.0
 """Seconds without a request after which the thread ends and the driver is closed."""
 _FRESH_S = 0.4
-"""A reading that is younger than this is the answer to further requests, so that several pages cost one
+"""A reading that is younger than this, in seconds, answers further requests, so that several pages cost one
 reading."""
 _REPORT_POLICY = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-"""A report may draw its charts. It may fetch nothing, and has nothing of the server's own origin."""
+"""A report may run its own scripts, to draw its charts. It may fetch nothing, and `sandbox` keeps it out of
+the server's origin."""
 
 
 class Reading:
-    """Reads the overview on a thread of its own, which ends once nobody has looked for a while."""
+    """Reads the overview on a thread, which ends after some time without requests."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._overview: Any = None
-        self._rest: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._newest: dict[bool, tuple[float, asyncio.Future[dict[str, Any]]]] = {}
+        """By `with_devices`: the (monotonic) time at which the newest reading began, and the reading."""
 
     async def read(self, with_devices: bool) -> dict[str, Any]:
-        """The overview as JSON, or one from a moment ago."""
+        """Return the overview as JSON. It may be a moment old."""
         loop = asyncio.get_running_loop()
-        self._rest_later(loop)
+        # Each request puts off the end of the thread.
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+        self._rest_timer = loop.call_later(_REST_AFTER_S, self._rest)
         begun_s, reading = self._newest.get(with_devices, (0.0, None))
         is_fresh = reading is not None and (not reading.done() or time.monotonic() - begun_s < _FRESH_S)
         if reading is None or not is_fresh:
@@ -53,26 +58,20 @@ class Reading:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="nbgpu-overview")
             reading = asyncio.ensure_future(loop.run_in_executor(self._thread, self._read_now, with_devices))
             self._newest[with_devices] = time.monotonic(), reading
-        # A page that goes away must not take the answer from the others.
+        # A request that is cancelled, because its page is gone, must not cancel the reading for the others.
         return await asyncio.shield(reading)
 
     def _read_now(self, with_devices: bool) -> dict[str, Any]:
         """Read the overview, on the thread; the first call imports it."""
         if self._overview is None:
-            # This loads pydantic and the driver's library, in which a server where nobody looks has no part.
+            # This imports pydantic and the driver's library, which a server without a request does not need.
             from nbgpu.server.overview import Overview
 
             self._overview = Overview()
-        told: dict[str, Any] = self._overview.read(with_devices)
-        return told
+        overview: dict[str, Any] = self._overview.read(with_devices)
+        return overview
 
-    def _rest_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Put off the end of the thread, because somebody has just looked."""
-        if self._rest is not None:
-            self._rest.cancel()
-        self._rest = loop.call_later(_REST_AFTER_S, self._rest_now)
-
-    def _rest_now(self) -> None:
+    def _rest(self) -> None:
         """Close the connections and the driver on the thread that uses them, and end the thread."""
         self._newest.clear()
         thread, self._thread = self._thread, None
@@ -89,7 +88,7 @@ class _Api(APIHandler):
     auth_resource = _RESOURCE
 
     def refuse(self, error: NbgpuError) -> None:
-        """Answer with an error's own words. An HTTPError would read a '%' in them as a format."""
+        """Answer with the message of an error. An HTTPError would take a '%' in the message for a format."""
         self.set_status(409)
         self.finish(json.dumps({"message": str(error)}))
 
@@ -105,7 +104,7 @@ class _Api(APIHandler):
         self.finish(json.dumps({"message": sentence}))
 
     def field(self, name: str) -> str:
-        """Return a text from the JSON object of the request; status 400 if it is missing."""
+        """Return a text from the JSON object in the body of the request; status 400 if it is missing."""
         body = self.get_json_body()
         value = body.get(name) if isinstance(body, dict) else None
         if not isinstance(value, str):
@@ -122,24 +121,24 @@ class OverviewHandler(_Api):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with the overview, in which each cluster also has its kernel and notebook of this server. An
-        error is answered as an overview with a problem."""
+        """Answer with the overview, in which each cluster also has its kernel and its notebook on this
+        server. After an error, answer with an overview that has only a problem."""
         try:
-            told = await self._reading.read(self.get_query_argument("devices", "0") == "1")
+            overview = await self._reading.read(self.get_query_argument("devices", "0") == "1")
         except Exception as error:
-            # Such as a library that cannot be loaded. A person looks at the sidebar, and not at this log.
+            # For example, a library cannot be imported. People look at the sidebar, and not at the log.
             self.log.exception("nbgpu cannot look at this host")
             problem = f"nbgpu cannot look at this host: {error!r}. The Jupyter server's log says more."
-            told = {"time_s": time.time(), "devices": None, "clusters": [], "problems": [problem]}
-        clusters = [{**each, **self._here(each)} for each in told["clusters"]]
-        self.finish(json.dumps({**told, "clusters": clusters}))
+            overview = {"time_s": time.time(), "devices": None, "clusters": [], "problems": [problem]}
+        clusters = [{**cluster, **self._on_this_server(cluster)} for cluster in overview["clusters"]]
+        self.finish(json.dumps({**overview, "clusters": clusters}))
 
-    def _here(self, cluster: dict[str, Any]) -> dict[str, str]:
-        """The kernel that has a cluster and its notebook, as this server knows them; empty where they are not
-        this server's."""
+    def _on_this_server(self, cluster: dict[str, Any]) -> dict[str, str]:
+        """Return the kernel id and the notebook's path of a cluster on this server; '' for one of another
+        server."""
         manager = self.kernel_manager
         kernels = {
-            # Kernels that run elsewhere have no process here.
+            # A kernel on another host has no process here.
             getattr(getattr(manager.get_kernel(kernel_id), "provisioner", None), "pid", None): kernel_id
             for kernel_id in manager.list_kernel_ids()
         }
@@ -163,7 +162,8 @@ class RunHandler(_Api):
 
 
 class EndHandler(_Api):
-    """`POST nbgpu/clusters/ID/end` with {state}: end a cluster that is still in the state that was seen."""
+    """`POST nbgpu/clusters/ID/end` with {state}: end a cluster if it is still in the state that the sidebar
+    has shown."""
 
     @web.authenticated
     @authorized
@@ -174,7 +174,7 @@ class EndHandler(_Api):
 
 
 class ReportHandler(JupyterHandler):
-    """`GET nbgpu/clusters/ID/report/RUN`: the report of a cluster's newest run, for a tab of its own."""
+    """`GET nbgpu/clusters/ID/report/RUN`: the report of a cluster's newest run, as a page."""
 
     auth_resource = _RESOURCE
 
@@ -197,7 +197,7 @@ class ReportHandler(JupyterHandler):
 
 
 def handlers(base_url: str) -> list[tuple[Any, ...]]:
-    """Return the addresses with their handlers, for tornado."""
+    """Return the patterns of the URLs with their handlers, for tornado."""
     below = url_path_join(base_url, "nbgpu")
     cluster = url_path_join(below, "clusters", "([0-9a-f]+)")
     return [

@@ -1,7 +1,7 @@
 """The devices of this host and this user's clusters, as JSON for JupyterLab's sidebar.
 
-It tells what `nbgpu ps`, `nbgpu top` and a rank's own notebook say: names, states, steps and lines of cells
-by their numbers. No code, no values and no keys are in it.
+The overview has what `nbgpu ps`, `nbgpu top` and the notebook of a cluster show: names, states, steps, and
+the numbers of cells and lines. It has no code, no values and no keys.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from nbgpu.run_folder.progress import RunView, opened
 from nbgpu.text.ranks import named_ranks
 
 _PATIENCE_S = 0.3
-"""The longest time for which one look waits for the answers of the ranks."""
+"""The longest time for which a reading waits for the answers of the ranks."""
 _SILENCE_WORTH_SAYING_S = 1.0
-"""A rank that has owed an answer for longer than this is described by its silence."""
+"""A rank that has not answered for longer than this is described by its silence."""
 _WAIT_WORTH_SAYING_S = 2.0
-"""A rank that has waited in a collective for less than this counts as busy: in a healthy cell ranks wait for
-each other all the time."""
+"""A rank that has waited in a collective for less than this counts as busy, because in a healthy cell ranks
+wait for each other all the time."""
 _log = logging.getLogger("nbgpu.server")
 
 
 class RanksWatch:
-    """Asks the ranks of one cluster for their activity, each time that somebody looks.
+    """Asks the ranks of one cluster for their activity, once for each reading of the overview.
 
-    The ranks answer on sockets in the cluster's folder, as they do to their own notebook, which takes no
-    part. A rank without work counts as idle, because only the notebook knows whether other ranks are still in
-    a cell that this rank has finished.
+    The ranks answer on sockets in the cluster's folder, without the notebook's kernel. A rank without work
+    counts as idle, because only the kernel knows whether other ranks are still in a cell that this rank has
+    finished.
 
     Args:
         folder: the cluster's folder.
@@ -52,30 +52,33 @@ class RanksWatch:
         self._seen: dict[int, StackSample] = {}
         processes = {rank: EngineProcess("", pid) for rank, pid in pids.items()}
         self._sampler = StackSampler(processes, lambda _: Stacks(folder), self._seen)
-        self._here_since: dict[int, tuple[MainThreadState, float]] = {}
+        self._since: dict[int, tuple[MainThreadState, float]] = {}
+        """By rank: the state of its main thread, and the (monotonic) time at which that state began."""
 
-    def look(self) -> dict[int, RankActivity]:
-        """Return the activity of each rank, by rank. This takes at most a third of a second."""
-        # Where the folder is gone, so are the ranks.
+    def read(self) -> dict[int, RankActivity]:
+        """Return the activity of each rank, by rank. This takes at most a third of a second.
+
+        Raises:
+            FileNotFoundError: the cluster's folder is gone, and so are the ranks.
+        """
         self._sampler.ask()
         self._sampler.collect(_PATIENCE_S)
         for rank, seen in self._seen.items():
-            # The line's text is the person's code, which nobody needs here.
+            # The text of the line is the person's code, which the sidebar does not show.
             where = replace(seen.where, source="")
-            if rank not in self._here_since or self._here_since[rank][0] != where:
-                self._here_since[rank] = where, seen.mono_s
-        return {rank: self._place(rank) for rank in self.pids}
+            if rank not in self._since or self._since[rank][0] != where:
+                self._since[rank] = where, seen.mono_s
+        return {rank: self._activity(rank) for rank in self.pids}
 
-    def _place(self, rank: int) -> RankActivity:
-        """Return what one rank is doing, and for how long. A rank that does not answer is described by why it
-        is silent."""
+    def _activity(self, rank: int) -> RankActivity:
+        """Return the activity of one rank since its beginning, or the reason for which the rank is silent."""
         if self._sampler.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
             return RankActivity(
                 instead=self._sampler.silence(rank), stands_still=self._sampler.stands_still(rank)
             )
-        if rank not in self._here_since:
+        if rank not in self._since:
             return RankActivity()
-        where, since_mono_s = self._here_since[rank]
+        where, since_mono_s = self._since[rank]
         return RankActivity(where, time.monotonic() - since_mono_s)
 
     def close(self) -> None:
@@ -84,7 +87,7 @@ class RanksWatch:
 
 
 class Overview:
-    """Reads the host and the registry each time that somebody looks. All calls come from one thread."""
+    """Reads the host, the registry and the ranks. All calls come from one thread."""
 
     def __init__(self) -> None:
         self._cards: DeviceCards | None = None
@@ -97,12 +100,14 @@ class Overview:
         """Return the overview as JSON. An error in one part becomes a sentence in `problems`, and the other
         parts are complete."""
         problems: list[str] = []
-        told: dict[str, Any] = {"time_s": time.time(), "devices": None, "clusters": [], "problems": problems}
+        devices: dict[str, Any] | None = None
+        clusters: list[dict[str, Any]] = []
         if with_devices:
             try:
-                told["devices"] = self._read_devices()
+                self._cards = self._cards or DeviceCards()
+                devices = self._cards.read().as_json()
             except Exception as error:  # noqa: BLE001 - it is logged and shown
-                # A driver may raise anything, and the clusters are of use without it.
+                # A driver may raise anything, and the clusters are useful without the devices.
                 _log.exception("the devices cannot be read")
                 problems.append(f"The devices cannot be read: {error}")
         try:
@@ -112,34 +117,29 @@ class Overview:
             entries = []
         for entry in entries:
             try:
-                told["clusters"].append(self._describe(entry))
+                clusters.append(self._describe(entry))
             except Exception as error:  # noqa: BLE001 - it is logged and shown
                 # One damaged folder must not hide the other clusters.
                 _log.exception("cluster %s cannot be described", entry.id)
                 problems.append(f"Cluster {entry.id} cannot be described: {error}")
-        self._forget_all_but({entry.id for entry in entries})
-        return told
+        self._drop_all_but({entry.id for entry in entries})
+        return {"time_s": time.time(), "devices": devices, "clusters": clusters, "problems": problems}
 
     def rest(self) -> None:
         """Close the connections to ranks, and the driver, until the next reading."""
-        self._forget_all_but(set())
+        self._drop_all_but(set())
         if self._cards is not None:
             self._cards.close()
             self._cards = None
 
-    def _read_devices(self) -> dict[str, Any]:
-        if self._cards is None:
-            self._cards = DeviceCards()
-        return self._cards.read().as_json()
-
     def _describe(self, entry: AnyEntry) -> dict[str, Any]:
-        """Return one cluster as JSON: its notebook, its ranks with what each is doing, and its run."""
+        """Return one cluster as JSON: its notebook, its ranks with their activities, and its run."""
         names = entry.device_names()
         run = self._run(entry, len(names))
-        places = self._look(entry)
-        # Which ranks wait where and which do not, once one waits for as long as the cluster's setting says.
+        activities = self._activities(entry)
+        # The notice of a hang, once a rank has waited for as long as the cluster's setting says.
         notice_after_s = entry.config.notice_after_s if isinstance(entry, Entry) else 0.0
-        waiting = notice(places, notice_after_s) if notice_after_s else ""
+        waiting = notice(activities, notice_after_s) if notice_after_s else ""
         gone = [rank for rank, process in sorted(entry.engines.items()) if not process.alive()]
         return {
             "id": entry.id,
@@ -149,7 +149,7 @@ class Overview:
             "state": entry.state(),
             "started_s": entry.started_s,
             "ranks": [
-                {"rank": rank, "device": device, **_rank_in_words(rank, entry, run, places)}
+                {"rank": rank, "device": device, **_describe_rank(rank, entry, run, activities)}
                 for rank, device in enumerate(names)
             ],
             "waiting": waiting,
@@ -158,23 +158,23 @@ class Overview:
         }
 
     def _run(self, entry: AnyEntry, num_ranks: int) -> RunView | None:
-        """Return the present run of a cluster, read up to now; None if it has none, or its folder is gone.
-        The view is kept between two looks, so that only new records are read."""
-        known = self._runs.get(entry.id)
+        """Return the present run of a cluster with its newest records; None if it has none, or its folder is
+        gone. The view is kept for the next reading, which then reads only new records."""
         if entry.run is None:
             return None
-        if known is None or known.folder != entry.run:
+        view = self._runs.get(entry.id)
+        if view is None or view.folder != entry.run:
             view = opened(entry.run, num_ranks)
             if view is None:
                 return None
-            known = self._runs[entry.id] = view
-        known.read()
-        return known
+            self._runs[entry.id] = view
+        view.read()
+        return view
 
-    def _look(self, entry: AnyEntry) -> Mapping[int, RankActivity]:
-        """Ask the ranks of a cluster what they are doing. Their connections are kept until the ranks'
+    def _activities(self, entry: AnyEntry) -> Mapping[int, RankActivity]:
+        """Ask the ranks of a cluster for their activities. Their connections are kept until the ranks'
         processes change."""
-        # What the ranks of another version would answer is not known here.
+        # The ranks of another version of nbgpu may answer in another format.
         if not isinstance(entry, Entry) or not entry.engines:
             return {}
         pids = {rank: process.pid for rank, process in entry.engines.items() if process.alive()}
@@ -184,41 +184,42 @@ class Overview:
                 watch.close()
             watch = self._ranks[entry.id] = RanksWatch(entry.folder, pids)
         try:
-            return watch.look()
+            return watch.read()
         except FileNotFoundError:  # the cluster has ended meanwhile
             return {}
 
-    def _forget_all_but(self, ids: set[str]) -> None:
+    def _drop_all_but(self, ids: set[str]) -> None:
         for cluster in self._ranks.keys() - ids:
             self._ranks.pop(cluster).close()
         for cluster in self._runs.keys() - ids:
             del self._runs[cluster]
 
 
-def _rank_in_words(
-    rank: int, entry: AnyEntry, run: RunView | None, places: Mapping[int, RankActivity]
+def _describe_rank(
+    rank: int, entry: AnyEntry, run: RunView | None, activities: Mapping[int, RankActivity]
 ) -> dict[str, Any]:
     """Return the activity of a rank as words, and as one of the signs that the sidebar draws."""
-    is_in_run = run is not None and not run.is_over
+    states = run.states() if run is not None and not run.is_over else {}
     process = entry.engines.get(rank)
     if process is None and isinstance(entry, Entry) and entry.hosts:
-        # A rank on another host is asked by its own notebook alone; what it writes in a run is here.
-        in_run = run.states().get(rank, "") if run is not None and is_in_run else ""
-        return {"words": in_run or "not known", "sign": "busy" if in_run else "unknown"}
+        # Only the notebook can ask a rank on another host, but the rank's records of a run are here.
+        state = states.get(rank, "")
+        return {"words": state or "not known", "sign": "busy" if state else "unknown"}
     if process is None:
         return {"words": "is starting", "sign": "busy"}
     if not process.alive():
         return {"words": "is gone", "sign": "gone"}
-    place = places.get(rank)
-    if place is None or (place.where is None and not place.instead):
+    activity = activities.get(rank, RankActivity())
+    where = activity.where
+    if activity.instead or (activity.waits and activity.for_s >= _WAIT_WORTH_SAYING_S):
+        return {"words": activity.words, "sign": "waits"}
+    if where is None:
         return {"words": "not known", "sign": "unknown"}
-    if place.instead or (place.waits and place.for_s >= _WAIT_WORTH_SAYING_S):
-        return {"words": place.words, "sign": "waits"}
-    if place.where is not None and place.where.doing == "idle":
+    if where.doing == "idle":
         return {"words": "idle", "sign": "idle"}
-    if run is not None and is_in_run and place.where is not None and place.where.doing == "run":
-        return {"words": run.states().get(rank, place.kind), "sign": "busy"}
-    if place.waits and place.where is not None:
-        # In a healthy cell ranks wait for each other all the time.
-        place = replace(place, where=replace(place.where, collective=""))
-    return {"words": place.kind.removeprefix("is ").removeprefix("at "), "sign": "busy"}
+    if where.doing == "run" and states:
+        return {"words": states.get(rank, activity.kind), "sign": "busy"}
+    if activity.waits:
+        # A short wait in a collective is not worth a word.
+        activity = replace(activity, where=replace(where, collective=""))
+    return {"words": activity.kind.removeprefix("is ").removeprefix("at "), "sign": "busy"}

@@ -1,8 +1,7 @@
-"""The live panel of a sweep or a study, with its table and chart in the same small widget that shows a cell's
-text.
+"""The live panel of a sweep or a study: its table and chart, in the widget that also shows a cell's text.
 
-Of the messages in `live_text.py` it needs 'snapshot', 'end' and 'bundle'. If a page does not load the widget,
-or if there is no page, the panel is an output that is replaced every few seconds.
+Of the messages in `live_text.py` the panel uses 'ready', 'snapshot', 'end', 'bundle' and 'stored'. If a page
+does not load the widget, or if there is no page, the panel is an output that is replaced every few seconds.
 """
 
 from __future__ import annotations
@@ -28,13 +27,21 @@ OUTPUT_PERIOD_S = 3.0
 PAGE_PATIENCE_S = 5.0
 """If no page has loaded the widget after this time, the panel goes on as an output."""
 _DRAWING_SHARE = 0.1
-"""The share of the kernel's time that may go into drawing."""
+"""The largest share of the kernel's time that is spent on drawing."""
 _OLDEST_PICTURE_S = 5.0
 """The greatest age of the picture. The first drawing takes seconds of imports, and the next one must not wait
 ten times as long."""
 
 
-class Followed(Protocol):
+class Work(Protocol):
+    """A run, a sweep or a study."""
+
+    def on_end(self, callback: Callable[[Any], None]) -> None:
+        """Call back at the end, or at once if the work is over."""
+        ...
+
+
+class Followed(Work, Protocol):
     """A sweep or a study."""
 
     @property
@@ -46,16 +53,36 @@ class Followed(Protocol):
 
     def stop(self) -> None: ...
 
-    def on_end(self, callback: Callable[[Any], None]) -> None:
-        """Call back at the end, or at once where that has come."""
-        ...
+
+def follow(work: Work, period_s: Callable[[], float], update: Callable[[bool], None]) -> None:
+    """Call `update(False)` periodically on a thread until the work is over, and then `update(True)` once.
+
+    Args:
+        work: a run, a sweep or a study.
+        period_s: returns the time from one call to the next, in seconds.
+        update: called with whether this is the last call.
+    """
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(period_s()):
+            update(False)
+
+    def on_end(_: Any) -> None:
+        ended.set()
+        thread.join()
+        update(True)
+
+    thread = threading.Thread(target=repeat, name="nbgpu-panel", daemon=True)
+    thread.start()
+    work.on_end(on_end)
 
 
 class View(Protocol):
     """The functions that show a sweep, or a study; a module implements them."""
 
     def chart(self, followed: Any) -> Any:
-        """Return what the chart shows; a new picture is drawn where this differs from the last."""
+        """Return the data of the chart; a new picture is drawn if they differ from the last."""
         ...
 
     def svg(self, followed: Any) -> str:
@@ -78,14 +105,14 @@ def bundle(followed: Any, view: View, picture: str | None = None) -> dict[str, A
 
 
 class FollowedPanel:
-    """Follows a sweep or a study on a thread of its own.
+    """The panel of a sweep or a study that goes on.
 
     Args:
         followed: the sweep or the study.
         view: the functions that show it.
         widget: the widget in the page; None for an output that is replaced.
         slot: the display_id of the output that gets the picture at the end.
-        take_button_away: called at the end.
+        remove_button: called at the end.
     """
 
     def __init__(
@@ -94,46 +121,42 @@ class FollowedPanel:
         view: View,
         widget: HtmlWidget | None,
         slot: str,
-        take_button_away: Callable[[], None],
+        remove_button: Callable[[], None],
     ) -> None:
-        """Make the panel without starting its thread; `start` does so once the widget is displayed."""
+        """Make the panel; `start` begins to update it once the widget is displayed."""
         self._followed = followed
         self._view = view
         self._widget = widget
         self._slot = slot
-        self._take_button_away = take_button_away
+        self._remove_button = remove_button
         self._lock = threading.RLock()
         self._page_is_ready = False
-        self._shown_mono_s = time.monotonic()
+        self._displayed_mono_s = time.monotonic()
         self._html = ""
         self._picture = ""
         self._drawn: Any = None
+        """The data that `_picture` shows."""
         self._next_drawing_mono_s = 0.0
-        self._ended = threading.Event()
         self._over = False
-        self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
         if widget is not None:
             widget.on_msg(self._on_page_message)
 
     def start(self) -> None:
-        self._thread.start()
-        self._followed.on_end(self._end)
+        """Update the panel until the end."""
+        follow(self._followed, lambda: OUTPUT_PERIOD_S if self._widget is None else PERIOD_S, self._update)
 
-    def _follow(self) -> None:
-        while not self._ended.wait(self._period_s):
-            self._show()
-
-    @property
-    def _period_s(self) -> float:
-        return OUTPUT_PERIOD_S if self._widget is None else PERIOD_S
-
-    def _show(self) -> None:
-        """Send the page the new state, if it has changed. Where the page does not load the widget, the output
+    def _update(self, last: bool) -> None:
+        """Send the page the new state, if it has changed. If the page does not load the widget, the output
         takes its place."""
-        page = self._draw()
+        if last:
+            self._remove_button()
+        page = self._draw(last)
         with self._lock:
+            if last:
+                self._finish(page)
+                return
             if self._widget is not None and not self._page_is_ready:
-                if time.monotonic() - self._shown_mono_s <= PAGE_PATIENCE_S:
+                if time.monotonic() - self._displayed_mono_s <= PAGE_PATIENCE_S:
                     return
                 self._widget.close()
                 self._widget = None
@@ -146,8 +169,8 @@ class FollowedPanel:
                 self._widget.send({"type": "snapshot", "html": page})
 
     def _draw(self, last: bool = False) -> str:
-        """Return the present page. Its chart may be a little older, because drawing it takes long, except for
-        the last one."""
+        """Return the present page. Its chart may be a few seconds old, because drawing takes long; at the end
+        it is new."""
         begun_mono_s = time.monotonic()
         if last or begun_mono_s >= self._next_drawing_mono_s:
             drawn = self._view.chart(self._followed)
@@ -162,25 +185,15 @@ class FollowedPanel:
     def _bundle(self) -> dict[str, Any]:
         return bundle(self._followed, self._view, self._picture)
 
-    def _end(self, _: Any) -> None:
-        """Draw the last state, and replace the live output with the table and the chart that stay. `on_end`
-        calls this."""
-        self._ended.set()
-        self._thread.join()
-        self._take_button_away()
-        page = self._draw(last=True)
-        with self._lock:
-            self._over = True
-            self._html = page
-            update_display(
-                self._bundle(),
-                metadata=slot_metadata(self._slot, self._slot),
-                raw=True,
-                display_id=self._slot,
-            )
-            if self._widget is not None:
-                # A page that was reloaded no longer knows the display, and asks for the picture itself.
-                self._widget.send({"type": "end"})
+    def _finish(self, page: str) -> None:
+        """Replace the live output with the last table and chart, which stay."""
+        self._over = True
+        self._html = page
+        metadata = slot_metadata(self._slot, self._slot)
+        update_display(self._bundle(), metadata=metadata, raw=True, display_id=self._slot)
+        if self._widget is not None:
+            # A page that was reloaded no longer knows the display, and asks for the picture itself.
+            self._widget.send({"type": "end"})
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
         """Answer a message of the page; `live_text.py` lists them."""

@@ -1,10 +1,10 @@
-"""A picture of one step of DDP that follows sliders for the link, the ranks and the buckets."""
+"""A picture of one modelled step of DDP, with sliders for the link, the number of ranks and the buckets."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ipywidgets as w
@@ -20,27 +20,32 @@ from nbgpu.ui.slot import display_with_page, require_notebook
 _BITS = 8
 _RANKS = [2**power for power in range(1, 11)]
 _BUCKETS_MB = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-_OWN = "as below"
-_STEP = 0.02
-"""The step of a slider of the link, in powers of ten: a fiftieth of a factor of ten."""
+_CUSTOM_LINK = "as below"
+"""The choice of a link that the two sliders describe."""
+_SLIDER_STEP = 0.02
+"""The step of the two sliders of the link, in powers of ten."""
 _MEASURED = 0.0
-"""The size of buckets that stands for those that were measured."""
+"""The value of the slider of buckets that stands for the measured ones."""
 _WIDTH, _LEFT, _TOP, _LANE, _AXIS = 640, 80, 26, 18, 34
-_MOST_LANES = 16
-"""The most lanes in the picture; buckets beyond this number take turns on them."""
+"""Lengths in the picture: its width, the left and the upper margin, the height of a lane, and that of the
+axis."""
+_MAX_LANES = 16
+"""The most lanes in the picture. If there are more buckets, a lane has several of them."""
 
 
 def overlap(times: StepTimes, link: str = "10GbE") -> None:
     """Display a modelled step of DDP, with sliders for the link, the number of ranks and the size of buckets.
 
-    The picture shows what the ranks compute, when each bucket of gradients is ready, when it travels, and how
-    much of that the backward pass hides. It needs no cluster. Every rank has the batch that was measured.
+    The picture shows what the ranks compute, when each bucket of gradients is ready, when its all_reduce
+    runs, and how much of that the backward pass hides. It needs no cluster. Every rank has the batch that was
+    measured.
 
     nbgpu.overlap(nbgpu.time_step("autoencoder"))
 
     Args:
-        times: what `nbgpu.time_step` has measured, with DDP.
-        link: the first link: a name such as '10GbE', or a rate and a latency one way such as '1Gbit/s,0.2ms'.
+        times: the times that `nbgpu.time_step` has measured, with DDP.
+        link: the link that is shown first: a name such as '10GbE', or a rate and a one-way latency such as
+            '1Gbit/s,0.2ms'.
 
     Raises:
         ConfigError: the link is not valid, or the step was measured with FSDP.
@@ -63,9 +68,8 @@ class OverlapView:
         """Make the sliders, and draw the first picture for the given link."""
         self._times = times
         self.drawn = model.overlap(times, link, max(2, times.world_size))
-        self.name = w.Dropdown(
-            options=[_OWN, *PRESETS], value=link.name if link.name in PRESETS else _OWN, description="link"
-        )
+        name = link.name if link.name in PRESETS else _CUSTOM_LINK
+        self.name = w.Dropdown(options=[_CUSTOM_LINK, *PRESETS], value=name, description="link")
         bits_per_s, latency_us = link.bytes_per_s * _BITS, link.latency_s * 1e6
         self.rate = _log_slider(
             "Mbit/s", bits_per_s / 1e6, 1, 7, ",.0f", "the rate of each link, in one direction"
@@ -83,55 +87,46 @@ class OverlapView:
         for slider in sliders:
             slider.style = {"description_width": "80px"}
             slider.layout = {"width": "400px", "max_width": "100%"}
-            slider.observe(self._follow, "value")
+            slider.observe(self._on_value, "value")
             answer_while_busy(slider)
         self.box = w.VBox(
             [w.HBox(sliders, layout={"flex_flow": "row wrap"}), self.picture],
             layout={"width": "100%", "overflow": "hidden"},
         )
-        self._is_setting = False
+        self._is_program_writing = False
         self._draw(link)
 
-    def _follow(self, change: Any) -> None:
-        """Draw the picture for a slider that was moved. A named link moves the two sliders of rate and
-        latency, and these set the name to the person's own link when they leave it."""
-        if self._is_setting:
+    def _on_value(self, change: Any) -> None:
+        """Draw the picture after a change. The choice of a named link moves the sliders of rate and latency.
+        A person who moves one of these leaves the named link for a custom one."""
+        if self._is_program_writing:
             return
-        if change["owner"] is self.name and change["new"] in PRESETS:
-            chosen = PRESETS[change["new"]]
-            # Each of the two would draw the picture with half of the link.
-            self._is_setting = True
-            try:
-                self.rate.value = chosen.bytes_per_s * _BITS / 1e6
-                self.latency.value = chosen.latency_s * 1e6
-            finally:
-                self._is_setting = False
-            self._draw(chosen)
-        elif change["owner"] in (self.rate, self.latency) and not self._is_still(
-            PRESETS.get(self.name.value)
-        ):
-            self._is_setting = True
-            try:
-                self.name.value = _OWN
-            finally:
-                self._is_setting = False
-            self._draw(self._own_link())
-        else:
-            self._draw(PRESETS.get(self.name.value) or self._own_link())
+        preset = PRESETS.get(self.name.value)
+        # Otherwise each value that is set here would draw a picture.
+        self._is_program_writing = True
+        try:
+            if change["owner"] is self.name and preset is not None:
+                self.rate.value = preset.bytes_per_s * _BITS / 1e6
+                self.latency.value = preset.latency_s * 1e6
+            elif change["owner"] in (self.rate, self.latency) and not self._shows(preset):
+                self.name.value, preset = _CUSTOM_LINK, None
+        finally:
+            self._is_program_writing = False
+        self._draw(preset or self._custom_link())
 
-    def _is_still(self, link: Link | None) -> bool:
-        """Whether the sliders stand as near to a link as their steps allow. A page rounds the values that it
-        is given, and sends them back."""
+    def _shows(self, link: Link | None) -> bool:
+        """Whether the sliders are at a link, to half of their step: a page rounds the values that the kernel
+        sets, and sends them back."""
         if link is None:
             return False
-        steps = (
+        distances = (
             math.log10(self.rate.value * 1e6 / _BITS / link.bytes_per_s),
             math.log10(self.latency.value / 1e6 / link.latency_s),
         )
-        # Rounding moves a slider by half of a step at most; the rest is for errors of floating point.
-        return all(abs(step) <= 0.51 * _STEP for step in steps)
+        # A hundredth of a step is for floating-point errors.
+        return all(abs(distance) <= 0.51 * _SLIDER_STEP for distance in distances)
 
-    def _own_link(self) -> Link:
+    def _custom_link(self) -> Link:
         rate_mbit, latency_us = self.rate.value, self.latency.value
         name = f"{_rate(rate_mbit)}, {_latency(latency_us)}"
         return Link(name, latency_us / 1e6, rate_mbit * 1e6 / _BITS, "as described")
@@ -142,8 +137,8 @@ class OverlapView:
 
 
 def svg(drawn: Overlap) -> str:
-    """The picture of a step as an element of a page."""
-    lanes = min(_MOST_LANES, len(drawn.buckets))
+    """The picture of a step as an SVG element."""
+    lanes = min(_MAX_LANES, len(drawn.buckets))
     height = _TOP + (lanes + 1) * _LANE + _AXIS
     ticks = _ticks(drawn.step_s)
     scale = (_WIDTH - _LEFT - 20) / ticks[-1]
@@ -168,8 +163,9 @@ def _page(drawn: Overlap, picture: str) -> str:
     )
 
 
-def _computing(drawn: Overlap, x: Any) -> Iterator[str]:
-    """Yield the bars of what each rank computes, with the wait for the exchange."""
+def _computing(drawn: Overlap, x: Callable[[float], float]) -> Iterator[str]:
+    """Yield the bars of a rank's computation, and of its wait for the exchange; `x` maps seconds to the
+    picture."""
     yield f'<text x="{_LEFT - 8}" y="{_TOP + 12}" text-anchor="end">each rank</text>'
     for kind, begin_s, end_s in (
         ("forward", 0.0, drawn.backward_at_s),
@@ -181,18 +177,14 @@ def _computing(drawn: Overlap, x: Any) -> Iterator[str]:
             yield _bar(kind, x(begin_s), x(end_s), _TOP)
 
 
-def _sending(drawn: Overlap, lanes: int, x: Any) -> Iterator[str]:
-    """Yield the bars of the buckets, on a lane each, and a dashed line from the time at which a bucket is
-    ready to the time at which it is sent."""
+def _sending(drawn: Overlap, lanes: int, x: Callable[[float], float]) -> Iterator[str]:
+    """Yield the bar of each bucket, on its lane, and a dashed line from the time at which the bucket is ready
+    to the time at which it is sent."""
     for index, (bucket, (begin_s, end_s)) in enumerate(zip(drawn.buckets, drawn.sent_s, strict=True)):
-        # More buckets than there is room for take turns on the lanes.
         top = _TOP + (index % lanes + 1) * _LANE
         if index < lanes:
-            label = (
-                f"bucket {index + 1}"
-                if len(drawn.buckets) <= lanes
-                else f"{index + 1}, {index + 1 + lanes} …"
-            )
+            is_shared = len(drawn.buckets) > lanes
+            label = f"{index + 1}, {index + 1 + lanes} …" if is_shared else f"bucket {index + 1}"
             yield f'<text x="{_LEFT - 8}" y="{top + 12}" text-anchor="end">{label}</text>'
         if begin_s > bucket.ready_s:
             middle = top + _LANE / 2 - 2
@@ -203,7 +195,7 @@ def _sending(drawn: Overlap, lanes: int, x: Any) -> Iterator[str]:
         yield _bar("transfer", x(begin_s), x(end_s), top)
 
 
-def _axis(ticks: list[float], height: int, x: Any) -> Iterator[str]:
+def _axis(ticks: list[float], height: int, x: Callable[[float], float]) -> Iterator[str]:
     """Yield the lines and labels of the axis of time, in milliseconds."""
     base = height - _AXIS + 6
     for at_s in ticks:
@@ -222,7 +214,7 @@ def _bar(kind: str, left: float, right: float, top: int) -> str:
 
 def _legend() -> str:
     """Return the meaning of the colours, as HTML."""
-    words = {
+    meanings = {
         "forward": "forward",
         "backward": "backward",
         "transfer": "a bucket travels",
@@ -232,13 +224,14 @@ def _legend() -> str:
     boxes = (
         f'<span style="white-space:nowrap;margin-right:14px"><span style="display:inline-block;width:12px;height:12px;'
         f'background:{KIND_COLORS[kind]}"></span> {text}</span>'
-        for kind, text in words.items()
+        for kind, text in meanings.items()
     )
     return "".join(boxes) + "<span>dashed: ready, and waiting for the buckets before it</span>"
 
 
 def _ticks(longest_s: float) -> list[float]:
-    """Round times up to one beyond the longest, so that the scale stays while a slider moves a little."""
+    """Round times from 0 to the first that is not below the longest, so that the scale stays while a slider
+    moves a little."""
     step_s = 10 ** math.floor(math.log10(longest_s))
     step_s *= next(factor for factor in (0.1, 0.2, 0.5, 1) if 10 * factor * step_s >= longest_s)
     return [step_s * index for index in range(math.ceil(longest_s / step_s) + 1)]
@@ -247,12 +240,12 @@ def _ticks(longest_s: float) -> list[float]:
 def _log_slider(
     description: str, value: float, low: float, high: float, readout: str, tooltip: str
 ) -> w.FloatLogSlider:
-    """Make a slider over powers of ten from 10^low to 10^high, with the value moved into these bounds."""
+    """Make a logarithmic slider from 10^low to 10^high. A value outside of these bounds is clipped."""
     slider = w.FloatLogSlider(
         value=min(10**high, max(10**low, value)),
         min=low,
         max=high,
-        step=_STEP,
+        step=_SLIDER_STEP,
         base=10,
         readout_format=readout,
         description=description,

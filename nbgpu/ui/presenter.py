@@ -1,5 +1,5 @@
-"""Show the client's runs, sweeps, studies and cells: this module is the `Presenter` and `CellPresenter` of
-`client/presenting.py`.
+"""Shows the client's runs, sweeps, studies and cells. This module implements the protocols `Presenter` and
+`CellPresenter` of `client/presenting.py`.
 
 The widgets are imported when one is shown, because that takes half a second.
 """
@@ -124,8 +124,8 @@ def text_of_devices() -> str:
 
 
 def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
-    """Make a view for the text of these ranks; None where no page shows it, or where a page could not confirm
-    that during a cell."""
+    """Make a view for the text of these ranks; None if no page shows it, or if the kernel cannot hear during
+    the cell whether a page has loaded it."""
     from nbgpu.client.ipykernel import page
 
     if not page.has_frontend() or page.is_captured():

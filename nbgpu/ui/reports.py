@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING
 
 from nbgpu.client.scaling import study_table
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import names
 from nbgpu.ui.cell.ansi import to_html
-from nbgpu.ui.run.html_parts import table
-from nbgpu.ui.run.snapshot import page
+from nbgpu.ui.run.html_parts import escape, table
+from nbgpu.ui.run.snapshot import page, section
 from nbgpu.ui.study import view as study_view
 from nbgpu.ui.sweep import view as sweep_view
 from nbgpu.ui.sweep.rows import columns, rows
@@ -31,17 +30,19 @@ def sweep_html(sweep: Sweep) -> str:
     """Return the report as one page: the trials, their curves, the failures, and the settings that all
     share."""
     headline = sweep.describe()
-    trials = sweep_view.table_html(columns(sweep), rows(sweep, sweep.ranking()))
+    failures = _failures(sweep)
     body = [
         f"<style>{_CSS}</style>",
-        f"<section><h2>Trials, the best first</h2>{trials}</section>",
-        f'<section><h2>Curves</h2><div id="charts" role="img" aria-label="{html.escape(headline)}"></div></section>',
-        _failures(sweep),
-        f"<section><h2>Settings that all trials share</h2>{table((), sweep.plan.shared.items())}</section>",
+        section(
+            "Trials, the best first", sweep_view.table_html(columns(sweep), rows(sweep, sweep.ranking()))
+        ),
+        section("Curves", f'<div id="charts" role="img" aria-label="{escape(headline)}"></div>'),
+        section("Failures", failures) if failures else "",
+        section("Settings that all trials share", table((), sweep.plan.shared.items())),
     ]
     return page(
         title=f"{sweep.plan.recipe} {sweep.folder.name}",
-        heading=f"{html.escape(sweep.plan.recipe)} <small>{html.escape(sweep.folder.name)}</small>",
+        heading=f"{escape(sweep.plan.recipe)} <small>{escape(sweep.folder.name)}</small>",
         headline=headline,
         body="".join(body),
         figures=[sweep_view.plotly_figure(sweep)],
@@ -49,14 +50,13 @@ def sweep_html(sweep: Sweep) -> str:
 
 
 def _failures(sweep: Sweep) -> str:
-    """The ranks' own tracebacks."""
-    parts = [
-        f"<p>trial {trial.number} ({html.escape(trial.label)}), rank {f.rank}: {html.escape(f.error_type)}: "
-        f"{html.escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
+    """The tracebacks of the ranks that failed, as HTML."""
+    return "".join(
+        f"<p>trial {trial.number} ({escape(trial.label)}), rank {f.rank}: {escape(f.error_type)}: "
+        f"{escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
         for trial in sweep.trials
         for f in trial.failures()
-    ]
-    return f"<section><h2>Failures</h2>{''.join(parts)}</section>" if parts else ""
+    )
 
 
 def write_study(study: Study) -> None:
@@ -65,20 +65,23 @@ def write_study(study: Study) -> None:
 
 
 def study_html(study: Study) -> str:
-    """The report as one page."""
+    """Return the report as one page: the points, the charts, the parts of a step, the settings, and the host
+    and versions."""
     plan = study.plan
-    asked = {"recipe": plan.recipe, "vary": plan.vary, **plan.config.model_dump(), **plan.train}
+    headline = study.describe()
+    points = study_view.table_html(study) + study_view.notes_html(study)
+    settings = {"recipe": plan.recipe, "vary": plan.vary, **plan.config.model_dump(), **plan.train}
     body = [
-        f"<section><h2>{html.escape(study_table.heading(plan))}</h2>{study_view.table_html(study)}{study_view.notes_html(study)}</section>",
-        f'<section><h2>Charts</h2><div id="charts" role="img" aria-label="{html.escape(study.describe())}"></div></section>',
-        f"<section><h2>Parts of a step</h2><pre>{html.escape(str(study))}</pre></section>",
-        f"<section><h2>What was asked for</h2>{table((), asked.items())}</section>",
-        f"<section><h2>Where it was measured</h2>{table((), study.environment.items())}</section>",
+        section(escape(study_table.heading(plan)), points),
+        section("Charts", f'<div id="charts" role="img" aria-label="{escape(headline)}"></div>'),
+        section("Parts of a step", f"<pre>{escape(study)}</pre>"),
+        section("What was asked for", table((), settings.items())),
+        section("Where it was measured", table((), study.environment.items())),
     ]
     return page(
         title=f"{plan.title} {study.folder.name}",
-        heading=f"{html.escape(plan.recipe)} <small>{html.escape(study.folder.name)}</small>",
-        headline=study.describe(),
+        heading=f"{escape(plan.recipe)} <small>{escape(study.folder.name)}</small>",
+        headline=headline,
         body="".join(body),
         figures=[study_view.plotly_figure(study)],
     )

@@ -1,4 +1,5 @@
-"""Outputs of a notebook that are replaced later, and the ids by which the kernel and a page find them."""
+"""Outputs of a notebook that are replaced later (slots), and the ids by which the kernel and a page find
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ipywidgets import DOMWidget
 from nbgpu.errors import RunError
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
-"""The type of an output that names a widget, in version 2.0 of the protocol that ipywidgets 7 and 8 have."""
+"""The MIME type of an output that refers to a widget, in version 2.0 of the protocol (ipywidgets 7 and 8)."""
 
 
 def new_slot() -> str:
@@ -21,17 +22,18 @@ def new_slot() -> str:
 
 
 def head_of(slot: str) -> str:
-    """The id of the output above the one called `slot`: the head of a run that stands above its curves."""
+    """The id of the output for the head of a run, which is above the output `slot` with its curves."""
     return f"{slot}-head"
 
 
 def open_head(slot: str) -> None:
-    """Display an empty output above another one, in whose place the head of a run appears later."""
+    """Display an empty output, which the head of a run replaces later. Call this before `slot` is
+    displayed."""
     display({}, metadata=slot_metadata(head_of(slot)), raw=True, display_id=head_of(slot))
 
 
 def clear_head(slot: str) -> None:
-    """Empty the place for the head again, before another run begins."""
+    """Empty the output for the head, before another run begins."""
     update_display({}, metadata=slot_metadata(head_of(slot)), raw=True, display_id=head_of(slot))
 
 
@@ -48,22 +50,22 @@ def display_in(slot: str, widget: DOMWidget, text: str) -> None:
 
 
 def display_with_page(widget: DOMWidget, page: str, text: str) -> None:
-    """Display a widget, and for a notebook that is opened after the kernel has ended a page of HTML."""
+    """Display a widget, with a page of HTML that a notebook without its kernel shows instead."""
     data = {**view_of(widget), "text/html": page, "text/plain": text}
     display(data, metadata={"nbgpu": {"page": True}}, raw=True)
 
 
 def view_of(widget: DOMWidget) -> dict[str, Any]:
-    """The widget as an output that a page draws. ipywidgets before 8 can only display one itself, with no id
-    and nothing beside it."""
+    """The MIME bundle of a widget. ipywidgets 7 itself can only display a widget without an id and without
+    other MIME types."""
     return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
 def slot_metadata(slot: str, final: str = "") -> dict[str, Any]:
-    """The metadata that mark an output in the notebook, so that a page can find it.
+    """The metadata by which a page finds an output in the notebook.
 
     Args:
         slot: the output's display_id.
-        final: a mark of the final output; empty for the output that is to be replaced.
+        final: an id of the final content; empty while the output will be replaced.
     """
     return {"nbgpu": {"slot": slot, "final": final}}

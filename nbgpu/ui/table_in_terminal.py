@@ -1,5 +1,4 @@
-"""A sweep or a study in a terminal: a table that changes while it goes on, and lines where there is no
-terminal."""
+"""A sweep or a study in a terminal: a table that is updated, or lines if the output is no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _PERIOD_S = 0.5
 _MAX_ROWS = 20
-"""The most rows of a live table, because more would not fit on a screen."""
+"""The most rows of a live table, so that the table fits on a screen."""
 
 
 def follow_study(study: Study, console: Console) -> None:
@@ -56,7 +55,8 @@ def follow_sweep(sweep: Sweep, console: Console) -> None:
 
 
 def _table_of_sweep(sweep: Sweep, max_rows: int, width: int | None) -> list[str]:
-    """The table of the trials. If there are too many, the active ones come first, and then the best."""
+    """The table of the trials, the best first. If there are more than `max_rows`, it has the trials at work
+    first, and then the best of the others."""
     ranking = sweep.ranking()
     if len(ranking) > max_rows:
         idle = ("waiting", "finished", "failed", "stopped")
@@ -68,12 +68,12 @@ def _table_of_sweep(sweep: Sweep, max_rows: int, width: int | None) -> list[str]
 
 
 def _follow(followed: Followed, console: Console, lines: Callable[[], list[str]], stopping: str) -> None:
-    """Show the table of a sweep or a study until that is over. The first Ctrl-C stops the work, and a second
-    one leaves at once.
+    """Show the table of a sweep or a study until the end. The first Ctrl-C stops the work, and a second one
+    leaves at once.
 
     Args:
         followed: the sweep or the study.
-        console: the terminal, or a file, which gets one line from time to time.
+        console: the terminal, or a file, to which a line is printed periodically.
         lines: returns the present table.
         stopping: a sentence about the effect of the first Ctrl-C.
     """
@@ -91,8 +91,8 @@ def _follow(followed: Followed, console: Console, lines: Callable[[], list[str]]
 def _wait(
     followed: Followed, console: Console, show: Callable[[], None], period_s: float, stopping: str
 ) -> None:
-    """Show the state in each period until all is over. The first Ctrl-C stops the work, and the second is
-    raised."""
+    """Call `show` periodically until the sweep or the study is over. The first Ctrl-C stops the work, and the
+    second is raised."""
     is_stopping = False
     due_s = time.monotonic()
     while not followed.over:

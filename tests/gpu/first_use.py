@@ -94,7 +94,7 @@ def training_from_the_controls(place: Place) -> None:
         panel._start.click()
         give_up_s = time.monotonic() + place.bound_s(30)
         while panel._run is None or panel._is_running():
-            assert time.monotonic() < give_up_s, panel._said.value
+            assert time.monotonic() < give_up_s, panel._message.value
             time.sleep(0.1)
         run = panel._run
         run.wait(place.bound_s(10))

@@ -1,9 +1,8 @@
-"""Lets a cell that is sent after Stop run, while the cells that waited behind the stopped one do not run.
+"""Run a cell that the person sends after pressing Stop, but not the cells that were queued before.
 
-When a cell ends in an error, ipykernel answers 'aborted' to all cells that have come by then, without a word
-to the person. That is right for cells that were sent before Stop, as "Run All" sends them. But bringing all
-ranks back takes up to a second, and a person who presses Stop and then runs the next cell would wonder where
-it went.
+When a cell ends in an error, ipykernel aborts all cells that have arrived by then, without a message. That is
+right for cells that were sent before Stop, as by "Run All". But after Stop it takes up to a second until all
+ranks are back, and a cell that the person runs during that time would be aborted too.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from typing import Any
 from nbgpu.client.ipykernel import shell as ipython_shell
 
 _NOTICED_AFTER_S = 0.5
-"""A kernel on a busy host notices Stop this much later. Nobody runs a cell and stops it in less time."""
+"""The delay with which a kernel on a busy host notices Stop. Nobody runs a cell and stops it in less time."""
 
-_NOTE_PERIOD_S = 1.0
-"""The clocks need not be compared in each of many cells that come one after the other."""
+_COMPARISON_PERIOD_S = 1.0
+"""The least time between two comparisons of the clocks, so that many short cells do not all compare them."""
 
-_noted_mono_s = -_NOTE_PERIOD_S
+_compared_mono_s = -_COMPARISON_PERIOD_S
 _clock_offset_s: float | None = None
-"""An upper bound for how far the kernel's clock is ahead of the page's: the least time that a request took to
-arrive, by the two clocks."""
+"""An upper bound of the kernel's time minus the page's time: the least difference, over all requests, between
+the arrival by the kernel's clock and the sending by the page's clock."""
 
 
 def note_request() -> None:
-    """Note, when a cell begins, the time at which it was sent: it tells how far the page's clock is off."""
-    global _clock_offset_s, _noted_mono_s
+    """Compare the kernel's clock with the page's, by the time at which the cell that begins now was sent."""
+    global _clock_offset_s, _compared_mono_s
     now_mono_s = time.monotonic()
-    if now_mono_s - _noted_mono_s < _NOTE_PERIOD_S:
+    if now_mono_s - _compared_mono_s < _COMPARISON_PERIOD_S:
         return
-    _noted_mono_s = now_mono_s
+    _compared_mono_s = now_mono_s
     kernel = getattr(ipython_shell.current(), "kernel", None)
     if kernel is None or not (sent_s := _sent_s(kernel.get_parent("shell"))):
         return
@@ -41,10 +40,10 @@ def note_request() -> None:
 
 
 def keep_what_comes_now() -> None:
-    """Let cells run that are sent from now on. Call when the person presses Stop.
+    """Do not let ipykernel abort the cells that are sent from now on. Call this when the person presses Stop.
 
-    The flag that makes ipykernel abort a request is private; it is only touched where it exists, and a test
-    fails when that no longer has an effect.
+    The flag by which ipykernel aborts requests is private. It is changed only where it exists, and a test
+    fails if that has no effect.
     """
     shell = ipython_shell.current()
     kernel = getattr(shell, "kernel", None)
@@ -54,7 +53,7 @@ def keep_what_comes_now() -> None:
     set_parent = type(kernel).set_parent
 
     def set_parent_and_keep(ident: Any, parent: Any, channel: str = "shell") -> None:
-        # ipykernel calls this method with each request, just before it looks at the flag.
+        # ipykernel calls this method with each request, just before it checks the flag.
         set_parent(kernel, ident, parent, channel)
         if kernel._aborting and (_sent_s(parent) or 0.0) > stopped_s:
             kernel._aborting = False
@@ -64,15 +63,16 @@ def keep_what_comes_now() -> None:
         kernel.__dict__.pop("set_parent", None)
 
     kernel.set_parent = set_parent_and_keep
-    # By the next cell that runs, ipykernel has stopped aborting. An error of that cell aborts the cells
-    # behind it again, as "Run All" expects.
+    # When the next cell runs, ipykernel has stopped aborting. From then on an error aborts the queued cells
+    # again, as "Run All" expects.
     shell.events.register("pre_run_cell", restore)
 
 
 def _sent_s(request: Any) -> float | None:
-    """Return when a request was sent, by the page's clock; some versions of jupyter_client leave the date as
-    text."""
+    """Return the time at which a request was sent, by the page's clock, in seconds since the epoch; None if
+    the request has no date."""
     date = request.get("header", {}).get("date")
+    # Some versions of jupyter_client do not parse the date.
     if isinstance(date, str):
         date = datetime.fromisoformat(date)
     return date.timestamp() if isinstance(date, datetime) else None

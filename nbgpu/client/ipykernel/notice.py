@@ -35,10 +35,11 @@ class _Display:
 
 
 class Notice:
-    """A line below a cell's output that changes in place, and can be removed again.
+    """A line below a cell's output that changes in place, and can be removed.
 
-    A display can be changed where a page or a notebook file keeps it, so that no notice of a past event stays
-    in a saved notebook. Outside of a kernel, printed text stays, and a line is printed once.
+    In a kernel the line is a display, which is removed from the page and the notebook file alike, so that no
+    notice of a past event stays in a saved notebook. Outside of a kernel text is printed, which stays, so
+    only the first text of a notice is.
     """
 
     def __init__(self) -> None:
@@ -69,15 +70,15 @@ class Progress:
 
 
 class ProgressLine:
-    """A line that changes in place, and stays as it was last.
+    """A line about progress that changes in place. The last text stays.
 
-    In a kernel it is a display, which a page and a notebook file update alike, so that one line is left. In a
-    terminal it is the last line of stderr. Elsewhere, as in a job whose output is a file, and on other
-    threads than the main one, nothing is shown.
+    In a kernel it is a display, which the page and the notebook file update alike. In a terminal it is the
+    last line of stderr. If stderr is a file, as in a job, and on other threads than the main one, nothing is
+    shown.
 
     Args:
         describe: returns the present progress. It may read files.
-        is_wanted: whether anything is shown at all.
+        is_wanted: False to show nothing.
     """
 
     def __init__(self, describe: Callable[[], Progress], is_wanted: bool = True) -> None:
@@ -90,13 +91,13 @@ class ProgressLine:
         self._shown: Progress | None = None
 
     def refresh(self) -> None:
-        """Show the present progress. Most calls do nothing, because the line changes once a second."""
+        """Show the present progress, at most once a second."""
         if self._is_shown and time.monotonic() >= self._due_mono_s:
             self._show(is_last=False)
             self._due_mono_s = time.monotonic() + PERIOD_S
 
     def finish(self) -> None:
-        """Leave the line as it is at the end."""
+        """Show the final progress, which stays."""
         if self._is_shown:
             self._show(is_last=True)
 
@@ -106,7 +107,7 @@ class ProgressLine:
         try:
             now = self._describe()
         except (OSError, NbgpuError):
-            # A file that cannot be read is for the work itself to report, and no reason not to wait for it.
+            # The work itself reports a file that cannot be read; the line keeps its last text.
             if self._shown is None:
                 return
             now = self._shown

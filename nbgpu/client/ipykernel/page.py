@@ -1,14 +1,15 @@
-"""The abilities of the page in front of the kernel, and what it learns of the kernel while a cell runs.
+"""The abilities of the page in front of the kernel, and the messages that keep the page right while a cell
+runs.
 
-ipykernel answers the widgets' messages on threads of their own ("subshells") while the main thread runs a
-cell, and says 'busy' and 'idle' around each. Pages and the server know one state of a kernel, the last one
-that it said: JupyterLab's status bar would read "Idle" next to a cell that runs, and a server that ends idle
-kernels would end this one. Here 'busy' is said again after such an 'idle'.
+ipykernel answers the messages of widgets on other threads ("subshells") while the main thread runs a cell,
+and publishes the states 'busy' and 'idle' around each answer. Pages and the server take the last state that
+was published for that of the kernel: JupyterLab's status bar would read "Idle" next to a running cell, and a
+server that ends idle kernels would end this one. This module publishes 'busy' again after such an 'idle'.
 
-Before anything else a page asks the kernel for its information, and JupyterLab does not look for widgets
-until it has the answer. ipykernel would answer only after the running cell. Here such requests go to a
-subshell, which there is as soon as a page has shown a widget, so that a page that is loaded while a cell runs
-finds the cell's widgets at once.
+A page that is loaded asks the kernel for its information first, and JupyterLab does not look for widgets
+before it has the answer, which ipykernel would send only after the running cell. This module passes such
+requests to a subshell, so that the page finds the cell's widgets at once. There is a subshell as soon as any
+page has shown a widget.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
 
 FRONTEND_VARIABLE = "NBGPU_FRONTEND"
 """Environment variable: 1 or 0 overrules `has_frontend`."""
-_QUESTIONS = ("kernel_info_request", "comm_info_request")
-# The index of the header among the parts of a message, behind the signature.
+_INFO_REQUESTS = ("kernel_info_request", "comm_info_request")
 _HEADER = 1
+"""The index of the header among the parts of a message; the signature comes first."""
 _PUBLISH = "_publish_status"
-"""The method with which ipykernel says its state. It is private, from 6.29 to 7.4: where it does not exist,
-the state is left as it is, and a test fails."""
+"""The method by which ipykernel (6.29 to 7.4) publishes its state. It is private: where it does not exist,
+nothing is changed, and a test fails."""
 
 
 def stay_busy(kernel: Any) -> None:
-    """Keep the state of a kernel true from now on; calling this again changes nothing."""
+    """Let a kernel count as busy during every cell from now on; calling this again changes nothing."""
     publish = getattr(kernel, _PUBLISH, None)
     if publish is None or _PUBLISH in vars(kernel):
         return
     runs_cell = bool(kernel.get_parent("shell"))
-    # Without the lock a cell could end between the look at `runs_cell` and the 'busy' that follows from it.
+    # Without the lock, a cell could end between the check of `runs_cell` and the 'busy' that follows.
     lock = threading.Lock()
 
     def publish_and_stay_busy(status: str, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +53,7 @@ def stay_busy(kernel: Any) -> None:
             if threading.current_thread() is threading.main_thread():
                 runs_cell = status == "busy"
             elif status == "idle" and runs_cell:
-                # It carries the same request: who passes over the 'idle' of such requests passes over this.
+                # It has the same parent request, so that a client that ignores the 'idle' ignores it too.
                 publish("busy", *args, **kwargs)
 
     setattr(kernel, _PUBLISH, publish_and_stay_busy)
@@ -63,18 +64,18 @@ def _kernel() -> Any | None:
 
 
 def has_frontend() -> bool:
-    """Return whether what is running, a cell or the callback of a button, was asked for by a page that can
-    show widgets.
+    """Return whether the request that is running, for a cell or for a button's callback, comes from a page
+    that can show widgets.
 
-    A kernel cannot ask: a question to a page that is not there would never be answered. But every request to
-    run a cell says whether somebody is there to answer `input()`. nbclient, and papermill and nbconvert on
-    top of it, say no; JupyterLab, Notebook, VS Code and Colab say yes. Voilà runs notebooks through nbclient
-    and shows them in a page all the same; it names itself in the kernel's environment. A console says yes
-    although it shows no widgets: it prints the text that comes along with them.
+    The kernel cannot ask: without a page there would never be an answer. But every request to run a cell has
+    a flag for whether the client can answer `input()`. It is false for nbclient, and so for papermill and
+    nbconvert, and true for JupyterLab, Notebook, VS Code and Colab. Voilà runs notebooks by nbclient but
+    shows them in a page; an environment variable of the kernel names it. A console sets the flag although it
+    shows no widgets: it prints the plain text of their outputs.
     """
-    asked_for = os.environ.get(FRONTEND_VARIABLE)
-    if asked_for is not None:
-        return asked_for not in ("", "0")
+    override = os.environ.get(FRONTEND_VARIABLE)
+    if override is not None:
+        return override not in ("", "0")
     kernel = _kernel()
     if kernel is None:
         return False
@@ -86,26 +87,25 @@ def has_frontend() -> bool:
 
 
 def is_captured() -> bool:
-    """Return whether printed text goes elsewhere than to the page, as below `%%capture` and in
+    """Return whether printed text does not go to the page, as in a cell with `%%capture` or in
     `redirect_stdout`."""
     return not isinstance(sys.stdout, OutStream)
 
 
 def has_subshells() -> bool:
-    """Return whether the kernel can take a page's messages while a cell is running (ipykernel 7.1 and
+    """Return whether the kernel can handle messages of a page while a cell is running (ipykernel 7.1 and
     later)."""
-    kernel = _kernel()
-    return bool(getattr(kernel, "_supports_kernel_subshells", False))
+    return bool(getattr(_kernel(), "_supports_kernel_subshells", False))
 
 
 def answer_while_busy(widget: ipywidgets.Widget) -> None:
     """Let the page's messages to `widget` reach it while a cell is running.
 
     JupyterLab sends a widget's messages to a subshell, a thread of the kernel that is free while the main
-    thread runs a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is
-    the main thread: the message would wait for the cell's end. The method that decides this is private to
-    ipykernel, so it is only replaced where it exists; a test fails when that no longer has the effect.
-    Answers that come while a cell is running do not make the kernel look idle.
+    thread runs a cell. ipykernel would pass them on to the thread from which the widget has last sent
+    something: the main thread, where they would wait for the end of the cell. The method that decides this is
+    private, so it is replaced only where it exists, and a test fails if that has no effect. The kernel still
+    counts as busy after the answers (`stay_busy`).
     """
     comm = widget.comm
     if hasattr(comm, "_reply_subshell_for"):
@@ -114,10 +114,10 @@ def answer_while_busy(widget: ipywidgets.Widget) -> None:
 
 
 class RunningCell:
-    """The cell that is running now, as pages see it. Call `over` when the cell shows nothing more.
+    """The cell that is running now. Pages that are loaded meanwhile get answers, until `over` is called.
 
-    The names in the kernel that this needs are private, from ipykernel 7.1 to 7.4. Where they do not exist,
-    pages wait as they always do; a test fails when that happens.
+    This needs private names of ipykernel 7.1 to 7.4. Where they do not exist, pages wait for the end of the
+    cell, and a test fails.
     """
 
     def __init__(self) -> None:
@@ -126,8 +126,8 @@ class RunningCell:
         self.over: Callable[[], None] = self._answer_pages()
 
     def _answer_pages(self) -> Callable[[], None]:
-        """Let a subshell answer pages' requests for the kernel's information while the main thread runs the
-        cell; all other messages go to ipykernel as before. Return the function that undoes this."""
+        """Let a subshell answer the requests of pages for the kernel's information; all other messages go to
+        ipykernel as before. Return the function that undoes this."""
         kernel = self._kernel
         stream = getattr(kernel, "shell_stream", None)
         dispatch = getattr(kernel, "shell_channel_thread_main", None)
@@ -137,12 +137,12 @@ class RunningCell:
             return lambda: None
 
         async def route(message: Any) -> None:
-            """Send a page's question to the first subshell, if there is one, and any other message where
-            ipykernel would."""
-            # Only the header is decoded here: the message itself goes on unchanged.
+            """Send a request for information to the first subshell, if there is one, and any other message
+            where ipykernel would send it."""
+            # Only the header is decoded; the message is passed on unchanged.
             _, parts = kernel.session.feed_identities(message, copy=False)
             kind = kernel.session.unpack(parts[_HEADER].bytes).get("msg_type")
-            if kind in _QUESTIONS and (ids := subshells.list_subshell()):
+            if kind in _INFO_REQUESTS and (ids := subshells.list_subshell()):
                 subshells.get_shell_channel_to_subshell_socket(ids[0]).send_multipart(message, copy=False)
             else:
                 await dispatch(message)
@@ -151,8 +151,8 @@ class RunningCell:
         return lambda: stream.on_recv(dispatch, copy=False)
 
     def say_busy(self) -> None:
-        """Tell pages that the kernel is busy, because its answer to a page's request looks as if it were
-        not."""
+        """Publish that the kernel is busy. Call this after an answer to a page during the cell, because the
+        answer is followed by 'idle'."""
         if self._kernel is not None:
             self._kernel.session.send(
                 self._kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=self._request

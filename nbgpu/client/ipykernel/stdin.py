@@ -1,4 +1,4 @@
-"""Input boxes under a cell that do not hold up the kernel's thread while nobody types."""
+"""Input boxes below a cell that do not block the kernel's thread until the answer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from typing import Any
 
 
 def can_ask_without_waiting(kernel: Any) -> bool:
-    """Return whether this ipykernel has the two private names that a `Page` needs, as 6.29 to 7.4 do."""
+    """Return whether the kernel has the two private names that `Page` needs, as ipykernel 6.29 to 7.4 has."""
     return hasattr(kernel, "_input_request") and hasattr(kernel, "stdin_socket")
 
 
 class Page:
-    """Asks with a box under the cell, as a kernel's own `input()` does, and returns before anything is
-    typed."""
+    """Shows an input box below the cell, as `input()` in a kernel does, without waiting for the answer."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._request_id = ""
 
     def ask(self, prompt: str, password: bool) -> None:
-        """Show the input box and return at once. `raw_input` and `getpass` make the box, but would wait for
-        the answer in `_input_request`, so `_send` takes that method's place on this kernel during the
-        call."""
-        # Drop answers to questions that are over.
+        """Show the input box and return at once. The kernel's `raw_input` and `getpass` would wait for the
+        answer in `_input_request`, which `_send` replaces during the call."""
+        # Drop answers to earlier questions, which nobody waits for any more.
         while self._receive() is not None:
             pass
         ask = self._kernel.getpass if password else self._kernel.raw_input
@@ -33,7 +31,7 @@ class Page:
             del self._kernel._input_request
 
     def _send(self, prompt: str, ident: Any, parent: Any, password: bool = False) -> str:
-        """Send the question only; this stands in for the function that sends and waits."""
+        """Send the question without waiting; this replaces a method that sends and waits."""
         content = {"prompt": prompt, "password": password}
         sent = self._kernel.session.send(
             self._kernel.stdin_socket, "input_request", content, parent, ident=ident
@@ -42,9 +40,9 @@ class Page:
         return ""
 
     def answer(self) -> str | None:
-        """Return the text that was typed in the newest box; None while there is none."""
+        """Return the text that was typed in the newest box; None before the answer."""
         while (reply := self._receive()) is not None:
-            # Pages say which question they answer; other clients need not.
+            # A page names the question that it answers; other clients may not.
             if reply["parent_header"].get("msg_id", self._request_id) == self._request_id:
                 return str(reply["content"].get("value", ""))
         return None

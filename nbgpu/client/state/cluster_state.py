@@ -1,4 +1,4 @@
-"""What the parts of a cluster share: its settings, devices, engines and hosts."""
+"""The state that the parts of a cluster share: its settings, devices, engines and hosts."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _ANSWER_PATIENCE_S = 1.0
 
 @dataclass
 class ClusterState:
-    """The state of a cluster, which each of its parts gets when it is made."""
+    """The state of a cluster. All parts of the cluster hold the same object."""
 
     config: ClusterConfig
     pool: HostPool
-    """The hosts of the ranks. Each start has its own."""
+    """The hosts of the ranks. Each start makes a new pool."""
     devices: tuple[Device, ...]
     """The device of each rank."""
     chosen_transport: ChosenTransport
-    """The transport, with those that were tried before it; before the start, the first to be tried."""
+    """The transport, with those that were tried before it; before the start, the first one to try."""
     last_timeline: Timeline | None = None
-    """What the ranks did in the latest cell with `%%distributed --timeline`."""
+    """The timeline of the latest cell with `%%distributed --timeline`."""
     run_folder: Path | None = None
     """The folder of the latest training run."""
     history: CellHistory = field(default_factory=CellHistory)
@@ -53,9 +53,11 @@ class ClusterState:
     time_limit: TimeLimitWatch | None = None
     entry: registry.Entry | None = None
     reservations: Reservations = field(default_factory=Reservations)
-    """Says to other users of this host which GPUs the cluster has."""
+    """Shows other users of this host which GPUs the cluster has."""
     started_ranks: Ranks | None = None
+    """The ranks; None while the cluster is not running."""
     last_seen: dict[int, StackSample] = field(default_factory=dict)
+    """By rank: its newest answer in the present cell about what it is doing."""
     release: IdleRelease | None = None
     why_ended: str = ""
     """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
@@ -75,7 +77,7 @@ class ClusterState:
         self.transports = transports.candidates(self.config, chosen or UNKNOWN)
 
     def choose_first_transport(self) -> None:
-        """Begin with the best transport, as nothing is known of it yet."""
+        """Choose the best transport as the first one to try."""
         self.chosen_transport = ChosenTransport(self.transports[0], simulated=self.config.simulated)
 
     @property
@@ -105,8 +107,8 @@ class ClusterState:
 
     @property
     def time_left_s(self) -> float | None:
-        """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
-        limit or nobody knows."""
+        """The time until the hosts are taken away, such as at a Slurm job's time limit, in seconds; None if
+        there is no limit or it is not known."""
         return None if self.time_limit is None else self.time_limit.left_s
 
     @property
@@ -138,37 +140,36 @@ class ClusterState:
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
     def stack_sampler(self, last_seen: dict[int, StackSample] | None = None) -> StackSampler:
-        """Make a sampler, which asks the ranks where they are. The caller closes it.
+        """Make a sampler, which asks the ranks what they are doing. The caller closes it.
 
         Args:
-            last_seen: where the ranks' answers are kept; None for those of the cell, which say where a rank
-                was that no longer answers.
+            last_seen: a dict for the answers of the ranks; None for that of the present cell, which tells
+                what a rank did that no longer answers.
         """
         hosts = self.pool.hosts
         kept = self.last_seen if last_seen is None else last_seen
         return StackSampler(self.ranks.assignment.processes, lambda host: hosts[host].stacks(), kept)
 
     def idle_ranks(self) -> list[int]:
-        """Return the ranks that answer that they are at work on nothing."""
+        """Return the ranks that answer that they are idle."""
         with closing(self.stack_sampler({})) as sampler:
             sampler.ask()
             sampler.collect(_ANSWER_PATIENCE_S)
             return [rank for rank, seen in sampler.seen.items() if seen.where.doing == "idle"]
 
     def listen(self) -> list[Questions]:
-        """Begin to receive the questions that ranks ask through `input()`; return the receiver of each
-        host."""
+        """Begin to receive the questions that ranks ask by `input()`; return the receiver of each host."""
         if not self.listening:
             self.listening = [host.questions() for host in self.pool.rank_hosts]
         return self.listening
 
     def stop_listening(self) -> None:
-        """Receive no more questions; the next `listen` begins anew."""
+        """Receive no more questions until the next `listen`."""
         while self.listening:
             self.listening.pop().close()
 
     def note_use(self) -> None:
-        """Note that somebody uses the cluster, so that `release_after_s` counts from now."""
+        """Record that the cluster is used, so that `release_after_s` counts from now."""
         if self.release is not None:
             self.release.used()
 
@@ -181,7 +182,7 @@ class ClusterState:
         if self.entry is None:
             return
         fields: dict[str, Any] = {
-            # Preloaded processes have a folder of their own.
+            # The folder may have changed: preloaded processes have been started in another one.
             "folder": self.pool.processes.folder,
             "leaders": self.pool.processes.leaders,
             "chosen_transport": self.chosen_transport,
@@ -205,18 +206,18 @@ class ClusterState:
         registry.update(self.entry)
 
     def reserve(self) -> None:
-        """Say to other users of this host which GPUs the cluster has, where it has them here."""
+        """Show other users of this host which GPUs the cluster has here."""
         if self.config.is_local:
             self.reservations.hold(gpu_choice.gpus_of(self.devices))
 
     def serve(self, folder: Path, marker: Path | None = None, in_parent: bool = False) -> Served:
-        """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.
+        """Make the object that serves a folder of this host to those hosts that do not share it.
 
         Args:
             folder: the folder, which is made if it is missing.
-            marker: a text file in the folder. A host that reads the same text there sees the folder. Without
-                it one is written.
-            in_parent: whether to look at the folder above it, because this one is not made yet.
+            marker: a text file in the folder. A host that reads the same text there shares the folder.
+                Without a marker one is written.
+            in_parent: whether to test the parent folder, because `folder` is not made yet.
 
         Raises:
             ConfigError: the folder cannot be written to.
@@ -226,7 +227,7 @@ class ClusterState:
         return Served(folder, self.pool.hosts_not_seeing(folder.parent if in_parent else folder, marker))
 
     def tell_news(self) -> None:
-        """Print the news."""
+        """Print the news and remove them."""
         while self.news:
             print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
 
@@ -234,7 +235,7 @@ class ClusterState:
         """Return the ranks that a call names, or all if it names none.
 
         Raises:
-            ConfigError: there is no rank of such a number.
+            ConfigError: there is no rank with such a number.
             ClusterError: the ranks cannot be reached.
         """
         self.note_use()

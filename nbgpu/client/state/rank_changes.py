@@ -30,14 +30,14 @@ class RankChanges:
         """Form the group again with another number of ranks; return lines for the person.
 
         Args:
-            config: the settings from now on.
+            config: the new settings.
             chosen: the device of each rank. Ranks that stay keep theirs.
             transport: the transport between the ranks.
             on: the name of the host of each new rank.
 
         Raises:
-            ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
-                before, and the group has to be formed again.
+            ClusterError: another cluster has a GPU, or a rank has not started or has ended. The cluster has
+                its earlier ranks, and the group has to be formed again.
         """
         state = self._state
         before = state.config, state.devices, state.chosen_transport
@@ -63,13 +63,14 @@ class RankChanges:
         return lines
 
     def note_wanted_ranks(self, num_ranks: int) -> None:
-        """Keep how many ranks the person wants: a restart, and hosts that come back, give as many."""
+        """Record the number of ranks that the person wants on other hosts. A restart, and hosts that come
+        back, aim at it."""
         if not self._state.config.is_local:
             self._state.pool.most_ranks = num_ranks
             self._state.write_entry()
 
     def free_slots(self) -> list[tuple[str, Device]]:
-        """Return the devices of the other hosts that have no rank now, each with the name of its host."""
+        """Return (name of the host, device) for each device of the other hosts that has no rank."""
         state = self._state
         slots = joining.devices_of([host for host in state.pool.members if host.is_there])
         for rank, process in state.ranks.assignment.processes.items():
@@ -78,8 +79,8 @@ class RankChanges:
         return slots
 
     def _mark_hosts_with_ranks(self, *more: str) -> None:
-        """Mark the hosts of the present ranks, and `more` by name, as those that have ranks; the rest have
-        none."""
+        """Mark the hosts of the present ranks, and those named in `more`, as hosts with ranks, and all others
+        as hosts without."""
         names = {process.host for process in self._state.ranks.assignment.processes.values()}
         self._state.pool.mark_with_ranks({*names, *more})
 
@@ -89,7 +90,7 @@ class RankChanges:
         The group has to be formed again afterwards.
 
         Returns:
-            The new numbers of the ranks that stay, by those from before.
+            The new numbers of the ranks that stay, by their old numbers.
         """
         state = self._state
         names = {host.name for host in lost}
@@ -105,16 +106,15 @@ class RankChanges:
         return numbers
 
     def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
-        """Replace lost hosts by hosts that have dialled in since; return each lost one with its
-        replacement."""
-        # The receivers of questions belong to the hosts that are lost.
+        """Replace lost hosts by hosts that have dialled in since. Return (lost host, replacement) of each."""
+        # The receivers of ranks' `input()` questions belong to the lost hosts.
         if replaced := self._state.pool.replace_lost():
             self._state.stop_listening()
         return replaced
 
     def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
-        """Start ranks on hosts that have come back, as the last ones of the group, until there are as many as
-        the person wants; return the lines that `change_size` returns."""
+        """Start ranks on hosts that have come back, with the highest numbers, until the cluster has as many
+        ranks as the person wants. Return the lines of `change_size`."""
         state = self._state
         names = [host.name for host in hosts]
         new = [slot for slot in self.free_slots() if slot[0] in names]
@@ -128,6 +128,6 @@ class RankChanges:
         try:
             return self.change_size(state.config, chosen, state.transport, [name for name, _ in new])
         except BaseException:
-            # They are tried once more before the next cell.
+            # The hosts are lost again, so that they are tried once more before the next cell.
             state.pool.go_on_without(hosts)
             raise

@@ -1,9 +1,10 @@
-"""Threads that watch for a cluster's end: the time after its last use, and the time limit of its hosts.
+"""Two threads that end a cluster in time: one after a time without use, and one before the time limit of its
+hosts.
 
-A cluster that is no longer used is ended, so that its GPUs are free for others (setting `release_after_s`).
-JupyterLab keeps the kernel of a notebook that was closed, and the kernel keeps the cluster. A cluster is in
-use while any cell of the notebook runs, while a rank works or a run goes on, and when somebody asks for a
-completion or for help on a name, as a page does while a person types. The time counts from the last of these.
+A cluster that is not used is ended, so that its GPUs are free for others (setting `release_after_s`).
+Otherwise it would stay: JupyterLab keeps the kernel of a notebook that is closed, and the kernel keeps the
+cluster. A cluster is in use while any cell of the notebook runs, while a rank works or a run goes on, and
+when a page asks for a completion or for help on a name, as it does while a person types.
 """
 
 from __future__ import annotations
@@ -23,29 +24,33 @@ _log = logging.getLogger("nbgpu.cluster")
 
 _LONGEST_WARNING_S = 60.0
 _SHARE_OF_WARNING = 0.2
+"""The share of `release_after_s` before the end at which the person is warned."""
 WARNING_BEFORE_END_S = 120.0
-"""Enough for a checkpoint of a large model, and for the variables."""
+"""The time before the hosts' time limit at which saving begins: enough for a checkpoint of a large model, and
+for the variables."""
 _ASK_PERIOD_S = 60.0
+"""The period in which the time left is asked for."""
 _RUN_PATIENCE_S = 90.0
-_RUN_LOOK_S = 0.1
+"""The longest wait for ranks that are not free to save their variables."""
+_RUN_POLL_S = 0.1
+"""The period in which the ranks are checked during this wait."""
 
 
 class IdleRelease:
     """Watches whether a cluster is used, on a thread of its own, and ends it when it is not.
 
     Args:
-        after_s: how long the cluster may be unused, in seconds.
-        is_working: a function that returns whether a run goes on or a rank works. It may take a second, and
-            is called on the thread.
-        release: a function that ends the cluster. It is called on the notebook's event loop, and so never
-            within another call of the notebook's. Where there is no loop it is called on this object's
+        after_s: the time without use after which the cluster ends, in seconds.
+        is_working: returns whether a run goes on or a rank works. It may take a second, and is called on the
             thread.
+        release: ends the cluster. It is called on the kernel's event loop, and so never while a cell runs;
+            without a loop, on this object's thread.
     """
 
     def __init__(self, after_s: float, is_working: Callable[[], bool], release: Callable[[], None]) -> None:
         self._after_s = after_s
         self._warning_s = min(_LONGEST_WARNING_S, _SHARE_OF_WARNING * after_s)
-        """How long before the end the person is warned."""
+        """The time from the warning to the end, in seconds."""
         self._notice = Notice()
         self._showing = threading.Lock()
         self._is_working = is_working
@@ -64,7 +69,7 @@ class IdleRelease:
         self._thread.start()
 
     def used(self) -> None:
-        """Note that the cluster is used now. Wait while it is being ended."""
+        """Record that the cluster is used now. If it is being ended, wait for that."""
         with self._lock:
             self._used_mono_s = time.monotonic()
         self._show("")
@@ -83,7 +88,7 @@ class IdleRelease:
 
     def _cell_begins(self, info: Any) -> None:
         self._cell_runs = True
-        # Cells that a page's extensions run for themselves are not kept in the history.
+        # Without history, an extension of the page has run the cell, and not the person.
         if info.store_history:
             self.used()
 
@@ -101,15 +106,16 @@ class IdleRelease:
             self._notice.show(text)
 
     def _watch(self) -> None:
-        """Warn once the cluster has been unused for most of the time, and release it at the end of that."""
+        """Warn the person when most of the time without use has passed, and release the cluster when all of
+        it has. This is the function of the thread."""
         is_warned = False
         while not self._closing.wait(max(0.0, self._left_s - (0.0 if is_warned else self._warning_s))):
             if self._left_s > self._warning_s:
                 is_warned = False
                 continue
             if self._is_in_use():
-                # Do not take the lock: the thread that holds it may be ending the cluster, and waiting for
-                # this thread.
+                # The lock is not taken here: the thread that ends the cluster holds it, and waits in `close`
+                # for this thread.
                 self._used_mono_s = time.monotonic()
                 self._show("")
             elif not is_warned:
@@ -124,11 +130,11 @@ class IdleRelease:
                 self._release_if_unused()
             else:
                 self._loop.call_soon_threadsafe(self._release_if_unused)
-                # The loop may be held up; in that case it is asked again.
+                # If the loop is held up for that long, this is repeated.
                 self._closing.wait(self._after_s)
 
     def _is_in_use(self) -> bool:
-        """Return whether the notebook or a rank works. Where that cannot be seen, the cluster counts as in
+        """Return whether a cell runs or a rank works. If that cannot be found out, the cluster counts as in
         use."""
         try:
             return self._cell_runs or self._is_working()
@@ -137,14 +143,14 @@ class IdleRelease:
             return True
 
     def _release_if_unused(self) -> None:
-        """Release the cluster, unless it was used while the notebook's loop had other things to do."""
+        """Release the cluster, unless it was used before the kernel's event loop called this."""
         with self._lock:
             if self._left_s <= 0 and not self._cell_runs and not self._closing.is_set():
                 self._release()
 
 
 def tell_in_next_cell(text: str) -> None:
-    """Print a text under the next cell that the person runs; do nothing if there are no cells."""
+    """Print a text below the next cell that the person runs; do nothing if there is no IPython."""
     shell: Any = ipython_shell.current()
     if shell is None:
         return
@@ -158,16 +164,16 @@ def tell_in_next_cell(text: str) -> None:
 
 
 class TimeLimitWatch:
-    """Asks, on a thread of its own, how long the hosts will stay, and acts once when little time is left.
+    """Asks periodically, on a thread, for the time until the hosts are taken away; when little is left, warns
+    the person and saves, once.
 
     Args:
-        time_left_s: a function that returns the time left, or None if there is no limit or nobody knows.
-        warn: is called on the thread, with the time left as the beginning of a sentence.
-        can_save: a function that returns whether the ranks are free for `save`. This is waited for, for a
+        time_left_s: returns the time left, in seconds; None if there is no limit or it is not known.
+        warn: called on the thread, with a clause about the time left: 'the job has 2 min left'.
+        can_save: returns whether the ranks are free for `save`. The thread waits for that, but at most for a
             minute and a half.
-        save: is called after that, also where the ranks are not free, which it then says. It is called on the
-            notebook's event loop, and so never within another call of the notebook's. Where there is no loop
-            it is not called.
+        save: called after this wait with the same clause, even if the ranks are not free. It is called on the
+            kernel's event loop, and so never while a cell runs; without a loop it is not called.
     """
 
     def __init__(
@@ -189,8 +195,8 @@ class TimeLimitWatch:
 
     @property
     def left_s(self) -> float | None:
-        """The time until the hosts are taken away, as said within the last minute; None if there is no
-        limit or nobody knows."""
+        """The time until the hosts are taken away, in seconds, by the newest answer, which is at most a
+        minute old; None if there is no limit or it is not known."""
         return None if self._end_mono_s is None else max(0.0, self._end_mono_s - time.monotonic())
 
     def close(self) -> None:
@@ -200,7 +206,8 @@ class TimeLimitWatch:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Ask for the time left until it is short; then warn, wait for the ranks, and save."""
+        """Ask for the time left until it is short; then warn, wait for the ranks, and save. This is the
+        function of the thread."""
         while (left_s := self._update_time_left()) is None or left_s > WARNING_BEFORE_END_S:
             pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
             if self._closing.wait(pause_s):
@@ -209,14 +216,14 @@ class TimeLimitWatch:
         self._warn(reason)
         give_up_s = time.monotonic() + _RUN_PATIENCE_S
         while not self._can_save() and time.monotonic() < give_up_s:
-            if self._closing.wait(_RUN_LOOK_S):
+            if self._closing.wait(_RUN_POLL_S):
                 return
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._save_if_open, reason)
 
     def _update_time_left(self) -> float | None:
-        """Ask for the time left, and return it; None if it is not known. What was said last counts where the
-        question cannot be asked."""
+        """Ask for the time left, and return it; None if it is not known. After an error, return the time left
+        by the last answer."""
         try:
             left_s = self._time_left_s()
         except OSError as error:  # such as too many open files in this process

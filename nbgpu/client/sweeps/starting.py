@@ -29,21 +29,21 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
     """Train a recipe with many settings. Returns at once.
 
     nbgpu.sweep("autoencoder", lr=[1e-4, 1e-3], seed=[0, 1])                       # every combination
-    nbgpu.sweep("autoencoder", lr="1e-5..1e-2:log", batch_size=[2, 4], random=20)   # 20 that are drawn
-    nbgpu.sweep(resume="nbgpu_runs/20260101-120000-sweep-autoencoder-1f2e")         # what is not finished
+    nbgpu.sweep("autoencoder", lr="1e-5..1e-2:log", batch_size=[2, 4], random=20)   # 20 random ones
+    nbgpu.sweep(resume="nbgpu_runs/20260101-120000-sweep-autoencoder-1f2e")         # the trials that are left
 
     Args:
-        recipe: what is trained; left out with `resume`.
+        recipe: the recipe to train; left out with `resume`.
         settings: settings of the recipe. A list gives a trial for each value. From a range (a text,
             'LOW..HIGH' or 'LOW..HIGH:log') numbers are drawn with `random`. Everything else is the same for
-            all trials. Besides them `preset`, the name of values for the settings that are not given,
-            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`,
-            and `gpus_per_node` on other hosts, is 1 where it is left out. Without a recipe, `resume` is the
-            folder of a sweep.
+            all trials. Other keywords are `preset`, the name of values for the settings that are not given,
+            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings. The defaults
+            of `ranks`, and of `gpus_per_node` on other hosts, are 1. Without a recipe, `resume` is the folder
+            of a sweep.
 
     Raises:
-        ConfigError: something is not valid; every combination that cannot run is named, and nothing was
-            started.
+        ConfigError: something is not valid. The message names every combination that cannot run, and nothing
+            was started.
         ClusterError: a GPU is in use by a cluster.
         RunError: the sweep to resume is running in another process.
     """
@@ -61,8 +61,8 @@ def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
 
 
 def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
-    """Read the plan of a sweep from its folder, and start the trials that are not finished. Raises the errors
-    of `sweep`."""
+    """Resume a sweep: read its plan from its folder, and start the trials that are not finished. Raises the
+    errors of `sweep`."""
     if not resume:
         raise ConfigError(
             "name a recipe: nbgpu.sweep('autoencoder', lr=[1e-4, 1e-3]), or resume=FOLDER of a sweep"
@@ -76,23 +76,26 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
 
 
 def _require_checkpoint_that_fits(config: TrainConfig) -> None:
-    # With 'auto' a trial goes on from its own newest checkpoint, and a new one has none.
+    # With 'auto' a trial resumes from its newest checkpoint, and a new trial has none.
     if config.resume != resume.AUTO:
         resume.find(config, check_sha256=False)
 
 
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
-    """Make a cluster for each trial that can train at the same time, without starting it."""
+    """Make a cluster for each place of the sweep (`sweep.py`), without starting it."""
     if not plan.cluster.is_local:
-        return [cluster_with(each) for each in places_on_hosts(plan.cluster, plan.config.parallel)]
-    shares = places(plan.cluster, plan.config.parallel)
+        return [cluster_with(config) for config in places_on_hosts(plan.cluster, plan.config.parallel)]
+    gpus_of_places = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1
-    settings = plan.cluster.model_dump()
-    settings["ranks"] = num_ranks
-    # The ranks of all trials that train side by side share the cores.
-    settings["threads_per_rank"] = plan.cluster.threads_for(len(shares) * num_ranks)
-    # The GPUs of every place are chosen, and have been waited for.
-    return [Cluster(**{**settings, "gpus": gpus, "wait": False}) for gpus in shares]
+    settings = {
+        **plan.cluster.model_dump(),
+        "ranks": num_ranks,
+        # The ranks of all trials that train side by side share the cores.
+        "threads_per_rank": plan.cluster.threads_for(len(gpus_of_places) * num_ranks),
+        # `places` has waited for GPUs already.
+        "wait": False,
+    }
+    return [Cluster(**{**settings, "gpus": gpus}) for gpus in gpus_of_places]
 
 
 def _devices(clusters: Sequence[Cluster]) -> list[Sequence[Device]]:
@@ -100,11 +103,12 @@ def _devices(clusters: Sequence[Cluster]) -> list[Sequence[Device]]:
 
 
 def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
-    """Return the setting `gpus` of each cluster that can train a trial at the same time as the others.
+    """Return the setting `gpus` of each place of a sweep on this host.
 
     Args:
         cluster: the settings with the GPUs to use and the number of ranks of a trial.
-        parallel: the number of clusters; None for as many as the GPUs allow, or 2 CPU ranks in all.
+        parallel: the number of places; None for as many as there are GPUs for, or without GPUs for 2 CPU
+            ranks in all.
 
     Raises:
         ConfigError: there are not enough GPUs, and they are not to be shared.
@@ -125,29 +129,30 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
 
 
 def _free_gpus(cluster: ClusterConfig) -> list[Device]:
-    """Return the GPUs that the settings take, by what is free now; none where there is no GPU."""
+    """Return the GPUs that the settings choose among those that are free now; an empty list on a host without
+    GPUs."""
     return [device for device in gpu_choice.choose(cluster.changed(ranks=None)) if device.kind == "cuda"]
 
 
 def _gpus_waited_for(cluster: ClusterConfig, parallel: int | None) -> list[Device]:
-    """Wait until the clusters have enough free GPUs, and return these; without `parallel` all that are free
-    then."""
+    """Wait until there are enough free GPUs for `parallel` places, and return them. Without `parallel`, wait
+    until there are enough for one place, and return all that are free then."""
     num_ranks = cluster.ranks or 1
-    # No wait helps where the host does not have so many.
-    if num_there := cluster.num_free_gpus or len(devices.inventory()):
-        _require_enough(parallel or 1, num_ranks, num_there)
+    # A wait would be in vain if the host has fewer GPUs.
+    if num_gpus := cluster.num_free_gpus or len(devices.inventory()):
+        _require_enough(parallel or 1, num_ranks, num_gpus)
     waited_for = gpu_choice.wait(cluster.changed(ranks=min(MAX_RANKS, (parallel or 1) * num_ranks)))
     gpus = [device for device in dict.fromkeys(waited_for) if device.kind == "cuda"]
     if parallel is not None:
         return gpus
-    # Somebody may have taken some of them since.
+    # Another user may have taken some of them since.
     with suppress(NoFreeGpuError):
         gpus = max(gpus, _free_gpus(cluster), key=len)
     return gpus
 
 
 def _require_enough(num_places: int, num_ranks: int, num_gpus: int) -> None:
-    """Raise ConfigError if several clusters need more GPUs than there are."""
+    """Raise ConfigError if several places need more GPUs than there are."""
     if num_places > 1 and num_places * num_ranks > num_gpus:
         raise ConfigError(
             f"parallel={num_places} with ranks={num_ranks} takes {num_places * num_ranks} GPUs, and there are {num_gpus}. "
@@ -161,12 +166,12 @@ def _require_free(clusters: Sequence[Cluster]) -> None:
 
 
 def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
-    """Return the settings of each cluster that can train a trial at the same time as the others. The hosts
-    take turns, so that they share the trials evenly.
+    """Return the settings of the cluster of each place of a sweep on other hosts. Successive places are on
+    different hosts, so that the hosts have equally many.
 
     Args:
         cluster: the settings of the sweep, whose `gpus_per_node` is the number of a trial's ranks on a host.
-        parallel: the number of clusters; None for one job, or for as many as the hosts have room for by the
+        parallel: the number of places; None for one job, or for as many as the hosts have room for by the
             settings.
 
     Raises:
@@ -187,7 +192,6 @@ def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[Cluste
             "the settings tell. To have several trials on a host, name its GPUs: gpus='0,1,2,3' with gpus_per_node=1"
         )
     return [
-        # Each host gets one place before any host gets its second one.
         cluster.model_copy(
             update={
                 "hosts": hosts[place % len(hosts)],
@@ -199,8 +203,8 @@ def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[Cluste
 
 
 def _groups(cluster: ClusterConfig) -> list[str]:
-    """Return the setting `gpus` of each place on one host. GPUs that are not named one by one make a single
-    place, because they cannot be divided."""
+    """Return the setting `gpus` of each place on one host. GPUs that are not listed by name, such as 'all',
+    are not divided, so that the host has one place."""
     if cluster.gpus in (gpus_setting.ALL, gpus_setting.NONE) or gpus_setting.takes_free(cluster.gpus):
         return [cluster.gpus]
     names, size = cluster.gpus.split(","), cluster.gpus_per_node or 1

@@ -1,8 +1,8 @@
 """A sweep: many training runs with different settings, as many side by side as the devices allow.
 
-Trials train in places. Each place has a cluster of its own, with its own GPUs or its share of the CPU, and a
-thread that gives it one trial after the other. The state of a sweep is in its folder, so that another process
-can continue it.
+Trials train in places. A place is a cluster, with its own GPUs or its share of the CPU, and a thread that
+trains one trial after the other on it. The state of a sweep is in its folder, so that another process can
+resume it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,8 +23,7 @@ from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.errors import ClusterError, NbgpuError, RunError
-from nbgpu.machine import files
-from nbgpu.machine.files import write_whole
+from nbgpu.machine.files import lock_folder, write_whole
 from nbgpu.planning import trials
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.sweep")
 _STOP_POLL_S = 0.5
-"""How often a place that waits for the starts of others looks whether the sweep is stopping."""
+"""The period in which a place that waits for the starts of others checks whether the sweep is stopping."""
 _STOP_PATIENCE_S = 30.0
 """After a second interrupt `wait` returns within this time, even if the sweep has not ended."""
 TABLE = "table.csv"
@@ -52,11 +51,11 @@ class Sweep:
     """
 
     def __init__(self, folder: Path, plan: trials.SweepPlan, clusters: Sequence[Cluster]) -> None:
-        """Lock the folder, read from it which trials are over, and start the thread that trains the
-        others."""
+        """Lock the folder, read the states of the trials from it, and start the thread that trains those that
+        are not over."""
         self.folder = folder
         self.plan = plan
-        self._claim = files.lock_folder(folder)
+        self._lock_fd = lock_folder(folder)
         self.trials = [
             Trial(
                 number,
@@ -72,21 +71,22 @@ class Sweep:
             for trial in self.trials:
                 trial.read_finished()
         except BaseException:
-            # Another try is not to find the folder locked by this one.
-            os.close(self._claim)
+            # Otherwise the next attempt would find the folder locked.
+            os.close(self._lock_fd)
             raise
-        self._left = deque(trial for trial in self.trials if not trial.over)
-        self.num_parallel = min(len(clusters), len(self._left))
+        self._queue = deque(trial for trial in self.trials if not trial.over)
+        self.num_parallel = min(len(clusters), len(self._queue))
         """The number of trials that train side by side."""
         self._clusters = clusters[: self.num_parallel]
         self._num_starting = 0
         """The number of places that have taken a trial and have no engines for it yet."""
         self._starts = threading.Condition()
+        """Guards `_queue` and `_num_starting`."""
         self._table_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ending: Completion[SweepState] = Completion(folder.name, _log)
-        self._lost: list[NbgpuError] = []
-        """The errors with which places have failed to start a cluster."""
+        self._place_errors: list[NbgpuError] = []
+        """The errors that have made places take no more trials."""
         atexit.register(self._abandon)
         threading.Thread(target=self._run_trials, name="nbgpu-sweep", daemon=True).start()
 
@@ -119,14 +119,16 @@ class Sweep:
     def describe(self) -> str:
         """Return one line about the progress: 'running: 3 of 8 trials finished, 1 failed, 2 wait, 2 at work;
         best val_loss 0.0123 (lr=0.001)'."""
-        states = [trial.state for trial in self.trials]
-        parts = [f"{states.count('finished')} of {len(states)} trials finished"]
-        parts += [f"{n} failed" for n in [states.count("failed")] if n]
-        parts += [f"{n} wait" for n in [states.count("waiting")] if n]
-        active = len(states) - sum(states.count(s) for s in ("finished", "failed", "waiting", "stopped"))
-        parts += [f"{active} at work"] if active else []
-        parts += [f"{n} stopped" for n in [states.count("stopped")] if n]
-        text = f"{self.status}: {', '.join(parts)}"
+        nums: Counter[str] = Counter(trial.state for trial in self.trials)
+        num_at_work = len(self.trials) - sum(nums[s] for s in ("finished", "failed", "waiting", "stopped"))
+        parts = [
+            f"{nums['finished']} of {len(self.trials)} trials finished",
+            f"{nums['failed']} failed" if nums["failed"] else "",
+            f"{nums['waiting']} wait" if nums["waiting"] else "",
+            f"{num_at_work} at work" if num_at_work else "",
+            f"{nums['stopped']} stopped" if nums["stopped"] else "",
+        ]
+        text = f"{self.status}: {', '.join(filter(None, parts))}"
         best = self.best
         if best is not None and best.best is not None:
             text += f"; best {self.plan.config.sort_by} {best.best[1]:.4g} ({best.label})"
@@ -167,9 +169,11 @@ class Sweep:
         return sorted(self.trials, key=self._order)
 
     def _order(self, trial: Trial) -> tuple[float, int]:
-        if trial.best is None:
+        """The sort key of a trial: smaller is better."""
+        best = trial.best
+        if best is None:
             return math.inf, trial.number
-        return trial.best[1] * (1 if self.plan.config.goal == "min" else -1), trial.number
+        return best[1] * (1 if self.plan.config.goal == "min" else -1), trial.number
 
     def panel(self) -> None:
         """Display the live panel: a table of the trials, and a chart with a line for each."""
@@ -180,16 +184,16 @@ class Sweep:
         `nbgpu.sweep(resume=sweep.folder)` continues the sweep."""
         self._stopping.set()
         for trial in self.trials:
-            trial.ask_to_stop()
+            trial.stop_run()
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Sweep:
         """Wait for the end. An interrupt of the kernel stops all runs, waits for them, and is then raised.
 
-        Meanwhile a line says how far the sweep is, in a notebook and in a terminal. A trial that fails raises
+        Meanwhile a line shows the progress, in a notebook and in a terminal. A trial that fails raises
         nothing here: its error is in the table and in `trial.error`.
 
         Args:
-            timeout_s: the time after which it raises TimeoutError; None to wait as long as it takes.
+            timeout_s: the longest wait, in seconds; None for no limit.
             progress: whether to show the line.
 
         Returns:
@@ -197,7 +201,7 @@ class Sweep:
 
         Raises:
             NbgpuError: trials are left, and no engines could be started for them.
-            TimeoutError: the sweep goes on after `timeout_s` seconds.
+            TimeoutError: the sweep is not over after `timeout_s` seconds.
         """
         line = ProgressLine(self._progress, progress)
         try:
@@ -205,14 +209,14 @@ class Sweep:
         finally:
             line.finish()
         if self.status == "failed":
-            raise self._lost[0]
+            raise self._place_errors[0]
         return self
 
     def _progress(self) -> Progress:
-        parts = [
+        shares = [
             t.step / t.total_steps if t.total_steps and not t.over else float(t.over) for t in self.trials
         ]
-        return Progress(self.describe(), sum(parts) / len(parts))
+        return Progress(self.describe(), sum(shares) / len(shares))
 
     def on_end(self, callback: Callable[[Sweep], None]) -> None:
         """Call back once when the sweep is over, before `wait` returns; at once where it is over already."""
@@ -221,18 +225,18 @@ class Sweep:
     # The methods below run in threads.
 
     def _run_trials(self) -> None:
-        """Let all places take trials until none is left, and end the sweep."""
-        places = [
+        """Start a thread for each place, wait until all of them have ended, and end the sweep."""
+        threads = [
             threading.Thread(target=self._work, args=(cluster,), name=f"nbgpu-sweep-{i}", daemon=True)
             for i, cluster in enumerate(self._clusters)
         ]
-        for place in places:
-            place.start()
-        for place in places:
-            place.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         atexit.unregister(self._abandon)
         self._write_table()
-        os.close(self._claim)
+        os.close(self._lock_fd)
         self._ending.complete(self._final_status(), self._report)
 
     def _report(self) -> None:
@@ -242,80 +246,83 @@ class Sweep:
     def _final_status(self) -> SweepState:
         if all(trial.state in ("finished", "failed") for trial in self.trials):
             return "finished"
-        return "failed" if self._lost and not self._stopping.is_set() else "stopped"
+        return "failed" if self._place_errors and not self._stopping.is_set() else "stopped"
 
     def _work(self, cluster: Cluster) -> None:
-        """Train one trial after the other on the cluster of one place."""
+        """Train one trial after the other on the cluster of one place. This is the function of its thread."""
         try:
-            while (trial := self._next()) is not None:
-                try:
-                    if not cluster.running:
-                        cluster.parts.lifecycle.start(stop=self._stopping)
-                except Exception as error:  # noqa: BLE001
-                    # Another place may still train it.
-                    self._start_is_over(put_back=trial)
-                    if self._stopping.is_set():
-                        return
-                    if not isinstance(error, NbgpuError):
-                        _log.exception("the start of engines for trial %d failed", trial.number)
-                        error = ClusterError(
-                            f"the engines could not be started: {type(error).__name__}: {error}"
-                        )
-                    # This place takes no more trials.
-                    self._lost.append(error)
-                    _log.warning("no engines for trial %d: %s", trial.number, error)
-                    return
-                self._start_is_over()
-                if self._stopping.is_set():
-                    # The trial has no run and stays 'waiting', so that a sweep that is resumed trains it.
-                    return
+            while (trial := self._take_trial()) is not None and self._start_engines(cluster, trial):
                 self._train(trial, cluster)
                 self._write_table()
         except Exception as error:  # noqa: BLE001
             # The other places go on, and `wait` raises the error.
             _log.exception("a place of %s failed", self.folder.name)
-            self._lost.append(ClusterError(f"a place of {self.folder.name} failed: {error!r}"))
+            self._place_errors.append(ClusterError(f"a place of {self.folder.name} failed: {error!r}"))
         finally:
             cluster.stop()
 
-    def _next(self) -> Trial | None:
-        """Take the next trial to train; None once none is left or the sweep is stopping. Several threads may
-        call this. A place whose engines do not start puts its trial back, so that the others wait for it."""
+    def _take_trial(self) -> Trial | None:
+        """Take the next trial from the queue; None once no trial is left or the sweep is stopping. If the
+        queue is empty, wait for the places that start engines: one that fails puts its trial back."""
         with self._starts:
             while not self._stopping.is_set():
-                if self._left:
+                if self._queue:
                     self._num_starting += 1
-                    return self._left.popleft()
+                    return self._queue.popleft()
                 if not self._num_starting:
                     return None
                 self._starts.wait(_STOP_POLL_S)
         return None
 
-    def _start_is_over(self, put_back: Trial | None = None) -> None:
-        """Note that a place has engines for the trial that it took, or has none and puts the trial back."""
+    def _start_engines(self, cluster: Cluster, trial: Trial) -> bool:
+        """Start the engines of a place, if they do not run, for a trial that the place has taken.
+
+        Returns:
+            Whether to train the trial. Otherwise the engines did not start, or the sweep is stopping, and the
+            place takes no more trials.
+        """
+        try:
+            if not cluster.running:
+                cluster.parts.lifecycle.start(stop=self._stopping)
+        except Exception as error:  # noqa: BLE001
+            # Another place may train the trial.
+            self._end_start(put_back=trial)
+            if not self._stopping.is_set():
+                if not isinstance(error, NbgpuError):
+                    _log.exception("the start of engines for trial %d failed", trial.number)
+                    error = ClusterError(f"the engines could not be started: {type(error).__name__}: {error}")
+                self._place_errors.append(error)
+                _log.warning("no engines for trial %d: %s", trial.number, error)
+            return False
+        self._end_start()
+        # In a sweep that is stopping the trial stays 'waiting', so that a resumed sweep trains it.
+        return not self._stopping.is_set()
+
+    def _end_start(self, put_back: Trial | None = None) -> None:
+        """Tell the other places that this one no longer starts engines. Without engines it puts its trial
+        back."""
         with self._starts:
             self._num_starting -= 1
             if put_back is not None:
-                self._left.appendleft(put_back)
+                self._queue.appendleft(put_back)
             self._starts.notify_all()
 
     def _train(self, trial: Trial, cluster: Cluster) -> None:
         """Train one trial until it ends in any way."""
         try:
-            run = cluster.parts.runs.train_with(trial.going_on())
-            trial.began(run)
+            run = cluster.parts.runs.train_with(trial.next_config())
+            trial.begin_run(run)
             if self._stopping.is_set():
-                trial.ask_to_stop()
+                trial.stop_run()
             run.wait(progress=False)
-            trial.ended(run.status)
-        except NbgpuError as error:
-            trial.ended("failed", error)
-            # After the error a GPU may be unusable, or memory still be taken, so the next trial gets new
-            # engines.
-            cluster.stop()
+            trial.end_run(run.status)
         except Exception as error:  # noqa: BLE001
-            _log.exception("trial %d failed outside of its run", trial.number)
-            trial.ended("failed", RunError(f"{type(error).__name__}: {error}"))
+            if not isinstance(error, NbgpuError):
+                _log.exception("trial %d failed outside of its run", trial.number)
+                error = RunError(f"{type(error).__name__}: {error}")
+            trial.end_run("failed", error)
+            # The next trial gets new engines, because after an error a GPU may be unusable, or its memory may
+            # still be allocated.
             cluster.stop()
 
     def _write_table(self) -> None:
@@ -331,8 +338,8 @@ class Sweep:
             )
 
     def _abandon(self) -> None:
-        """Stop the engines when the interpreter exits. `resume` repeats the steps that they have not
-        saved."""
+        """Stop the engines when the interpreter exits. A sweep that is resumed repeats the steps since the
+        last checkpoints."""
         self._stopping.set()
         for cluster in self._clusters:
             cluster.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 TrialState = Literal["waiting"] | RunState
 
 CURVE_POINTS = 2048
-"""When a curve has this many points, half of them are dropped, but never the best one."""
+"""A curve with this many points loses half of them, but never the best one."""
 
 LOSS = "loss"
 
 
 @dataclass
 class Curve:
-    """One number of a trial over its steps, the mean of the ranks that recorded it."""
+    """One number of a trial by optimizer step: the mean over the ranks that record it."""
 
     goal: Literal["min", "max"] = "min"
     steps: list[int] = field(default_factory=list)
@@ -45,13 +45,14 @@ class Curve:
         self.values.append(value)
         if len(self.values) >= CURVE_POINTS:
             best = self._best_index()
-            kept = [i for i in range(len(self.values)) if i % 2 or i == best]
-            self.steps, self.values = [self.steps[i] for i in kept], [self.values[i] for i in kept]
+            self._keep([i for i in range(len(self.values)) if i % 2 or i == best])
 
     def cut_after(self, step: int) -> None:
-        """Drop the points after a step, because the later steps are done again."""
-        kept = [i for i, known in enumerate(self.steps) if known <= step]
-        self.steps, self.values = [self.steps[i] for i in kept], [self.values[i] for i in kept]
+        """Drop the points after a step, because a run repeats the later steps."""
+        self._keep([i for i, recorded_step in enumerate(self.steps) if recorded_step <= step])
+
+    def _keep(self, indices: Sequence[int]) -> None:
+        self.steps, self.values = [self.steps[i] for i in indices], [self.values[i] for i in indices]
 
     def best(self) -> tuple[int, float] | None:
         """(step, value) of the best point; None before there is a finite one."""
@@ -70,9 +71,9 @@ class Trial:
     Attributes:
         number: the number of the trial in the sweep, counted from 0.
         settings: the settings in which the trial differs from others, by field.
-        config: all its settings.
-        folder: the folder that contains the trial's run, and one more run for each time that the trial was
-            continued.
+        config: all settings of the trial.
+        folder: the folder with the trial's run, and with another run for each time that the trial was
+            resumed.
         error: the error that ended the trial; None if it did not fail.
     """
 
@@ -92,14 +93,14 @@ class Trial:
         self.config = config.changed(runs_dir=str(self.folder))
         self.error: NbgpuError | None = None
         self.seconds = 0.0
-        """The time from the start of each of its runs to the newest record, added up."""
+        """The training time of all runs: from the start of each to its newest record."""
         self._num_ranks = 1
         self._sort_by = sort_by
         self._curves = {LOSS: Curve(), sort_by: Curve(goal)}
         self._incomplete: dict[tuple[str, int], dict[int, float]] = {}
-        """Values by name and step, and by rank, that only some of the ranks have recorded so far."""
+        """By (name, step): the values, by rank, if not all ranks have recorded theirs yet."""
         self._newest_steps: dict[tuple[str, int], int] = {}
-        """The newest step that is recorded by name and rank."""
+        """By (name, rank): the newest recorded step."""
         self._step = 0
         self._state: TrialState = "waiting"
         self._run: Run | None = None
@@ -113,7 +114,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """The trial's own settings in words."""
+        """The settings in which the trial differs from others, as text."""
         return trials.label(self.settings)
 
     @property
@@ -145,12 +146,12 @@ class Trial:
         return self.curve(self._sort_by).best()
 
     def curve(self, name: str) -> Curve:
-        """A copy of the curve of 'loss', or of the number by which the sweep is sorted, over the steps of all
-        runs."""
+        """Return a copy of a curve over the steps of all runs: that of 'loss', or of the number by which the
+        sweep is sorted."""
         self._refresh()
         with self._lock:
-            known = self._curves[name]
-            return Curve(known.goal, list(known.steps), list(known.values))
+            curve = self._curves[name]
+            return Curve(curve.goal, list(curve.steps), list(curve.values))
 
     @property
     def total_steps(self) -> int:
@@ -174,7 +175,7 @@ class Trial:
 
         frame = pd.DataFrame(columns=["rank", "step", "time_s"])
         for folder in self.run_folders:
-            # This run has repeated the steps after the checkpoint with which it began.
+            # This run has repeated the steps after the checkpoint from which it resumed.
             kept = frame[frame["step"] <= resume.Beginning.read(folder).step]
             pieces = [piece for piece in (kept, frame_of(_open_reader(folder))) if not piece.empty]
             frame = pd.concat(pieces, ignore_index=True) if pieces else kept
@@ -191,36 +192,37 @@ class Trial:
     # The sweep calls the methods below.
 
     def read_finished(self) -> None:
-        """Read the state of the trial from its folder, for a sweep that was cut off or is over."""
+        """Read the records and the state of the trial from its folder, for a sweep that was cut off or is
+        over."""
         folders = self.run_folders
         for folder in folders:
-            self._begin(folder, runs.world_size(folder, otherwise=1))
+            self._begin_records(folder, runs.world_size(folder, otherwise=1))
             self._add_records(_open_reader(folder).records())
         outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
         # A run that was killed after its last checkpoint has nothing left to do.
         if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
             self._state = "finished"
 
-    def going_on(self) -> TrainConfig:
+    def next_config(self) -> TrainConfig:
         """The settings of the trial's next run, which resumes from the trial's newest checkpoint, if there is
         one."""
         if any(checkpoint_files.checkpoints(folder) for folder in self.run_folders):
             return self.config.changed(resume=resume.AUTO)
         return self.config
 
-    def began(self, run: Run) -> None:
-        """Note that a run of the trial has started, whose records are read from now on."""
+    def begin_run(self, run: Run) -> None:
+        """Read the records of a run of this trial from now on."""
         with self._lock:
             self.error = None
-            self._begin(run.folder, run.info.world_size)
+            self._begin_records(run.folder, run.info.world_size)
             self._cursor = START
             self._run = run
 
-    def ended(self, state: TrialState, error: NbgpuError | None = None) -> None:
-        """Note that the trial's run is over or could not be started, and let go of its handle."""
+    def end_run(self, state: TrialState, error: NbgpuError | None = None) -> None:
+        """Take over the state of the trial's run, which is over or could not be started."""
         self._refresh()
         with self._lock:
-            # The handle keeps every record in memory, and a sweep may have hundreds of them.
+            # A run keeps every record in memory, and a sweep may have hundreds of runs.
             self._run = None
             self._state = state
             self.error = error
@@ -229,21 +231,22 @@ class Trial:
         """The failures of the ranks, with their tracebacks."""
         return self.error.failures if isinstance(self.error, RankError) else ()
 
-    def ask_to_stop(self) -> None:
-        """Ask the trial's run to end after its current step. Harmless where there is no run."""
+    def stop_run(self) -> None:
+        """Ask the trial's run, if there is one, to end after its current step."""
         run = self._run
-        # The run may end at this very moment, which is just as good.
+        # A run that is over by now raises RunError.
         with suppress(RunError):
             if run is not None:
                 run.stop()
 
     def _has_last_checkpoint(self) -> bool:
-        found = [path for folder in self.run_folders for path in checkpoint_files.checkpoints(folder)]
         last = checkpoint_files.checkpoint_name(self.config.steps)
-        return self.config.epochs is None and any(path.name == last for path in found)
+        paths = [path for folder in self.run_folders for path in checkpoint_files.checkpoints(folder)]
+        return self.config.epochs is None and any(path.name == last for path in paths)
 
-    def _begin(self, folder: Path, num_ranks: int) -> None:
-        """Note that a run of this trial begins at its checkpoint, and that the later steps are done again."""
+    def _begin_records(self, folder: Path, num_ranks: int) -> None:
+        """Prepare for the records of a run, which repeats the steps after the checkpoint from which it
+        resumes."""
         self._num_ranks = num_ranks
         step = resume.Beginning.read(folder).step
         for curve in self._curves.values():
@@ -254,24 +257,21 @@ class Trial:
         self._started_s = (folder / names.SETTINGS).stat().st_mtime
 
     def _refresh(self) -> None:
-        """Read what the ranks of the present run have recorded since the last call."""
+        """Read the new records of the present run."""
         with self._lock:
             if self._run is not None:
                 for records, cursor in self._run.reader.batches(self._cursor):
                     self._cursor = cursor
-                    self._note_number_of_ranks(self._run.info.world_size)
+                    # The number of ranks changes when a host is lost or comes back. The earlier ranks will
+                    # not complete the steps that only some of them have recorded.
+                    if self._num_ranks != self._run.info.world_size:
+                        self._num_ranks = self._run.info.world_size
+                        self._incomplete = {}
                     self._add_records(records)
 
-    def _note_number_of_ranks(self, num_ranks: int) -> None:
-        """Note the present number of ranks, which the loss of a host and its return change. The ranks from
-        before will not complete the steps that only some of them have recorded."""
-        if num_ranks != self._num_ranks:
-            self._num_ranks = num_ranks
-            self._incomplete = {}
-
     def _add_records(self, records: Iterable[Sample | Event]) -> None:
-        """Update the newest step, the time and the curves. A number becomes a point of its curve, as a mean,
-        once all ranks have recorded it."""
+        """Update the newest step, the time and the curves. A curve gets a point, the mean over the ranks,
+        once all ranks have recorded their values."""
         for record in records:
             self._step = max(self._step, record.step)
             self.seconds = max(self.seconds, self._seconds_before + record.time_s - self._started_s)
@@ -289,8 +289,8 @@ class Trial:
                     self._curves[name].add(record.step, sum(values.values()) / len(values))
 
     def _go_back(self, name: str, rank: int, step: int) -> None:
-        """Drop the points, and the rank's values, from a step on: a run that has lost a rank does these
-        steps again."""
+        """Drop the points, and the values of one rank, from a step on, because a run that has lost a rank
+        repeats these steps."""
         self._curves[name].cut_after(step - 1)
         for (other_name, other_step), values in self._incomplete.items():
             if other_name == name and other_step >= step:
@@ -298,5 +298,5 @@ class Trial:
 
 
 def _open_reader(run_folder: Path) -> Reader:
-    # One rank where the run was cut off before its number was recorded.
+    # A run that was cut off early has not recorded its number of ranks.
     return Reader(run_folder, runs.world_size(run_folder, otherwise=1), live=False)

@@ -15,6 +15,7 @@ _COLORS = (
     *("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#258f8f", "#a1a6b2"),
 )
 _CUBE = (0, 95, 135, 175, 215, 255)
+"""The intensities of the 6 x 6 x 6 colour cube in the 256-colour palette."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class _Style:
 
     @property
     def css(self) -> str:
-        """The style as CSS. Inverse text exchanges its two colours, or takes those of the page where it has
-        none."""
+        """The style as CSS. Inverse text exchanges its two colours; a default colour counts as that of the
+        page."""
         color, background = self.color, self.background
         if self.inverse:
             color, background = background or "var(--nbgpu-page)", color or "var(--nbgpu-ink)"
@@ -53,17 +54,17 @@ def to_html(text: str) -> str:
 
 
 def _spans(text: str) -> Iterator[str]:
-    """Yield the text between the control sequences, each piece in the style that the sequences before it set.
-    The first group of a match is None for a sequence that sets no style, such as one that moves the
-    cursor."""
+    """Yield each piece of text between control sequences, in the style that the sequences before it have
+    set."""
     style = _Style()
-    at = 0
+    begin = 0
     for control in _CONTROL.finditer(text):
-        yield _span(text[at : control.start()], style)
-        at = control.end()
+        yield _span(text[begin : control.start()], style)
+        begin = control.end()
+        # A sequence that sets no style, such as one that moves the cursor, has no first group.
         if control[1] is not None:
             style = _changed(style, [int(code or 0) for code in re.split("[;:]", control[1])])
-    yield _span(text[at:], style)
+    yield _span(text[begin:], style)
 
 
 def _span(text: str, style: _Style) -> str:
@@ -72,8 +73,8 @@ def _span(text: str, style: _Style) -> str:
 
 
 def _changed(style: _Style, codes: list[int]) -> _Style:
-    """Return the style after the codes of one sequence ("SGR" in ECMA-48). Codes 38 and 48 take the numbers
-    of their colour off the front of the list; codes that are not known change nothing."""
+    """Return a style changed by the codes of one sequence (SGR in ECMA-48). Codes 38 and 48 remove the
+    numbers of their colour from the front of the list. Other codes that are not listed change nothing."""
     while codes:
         code = codes.pop(0)
         match code:
@@ -104,7 +105,8 @@ def _changed(style: _Style, codes: list[int]) -> _Style:
 
 
 def _any_color(codes: list[int]) -> str:
-    """Take '5;N' or '2;R;G;B' off the front of the codes, and return the colour."""
+    """Remove '5;N' (a number of the 256-colour palette) or '2;R;G;B' from the front of the codes, and return
+    the colour."""
     kind = codes.pop(0) if codes else 0
     if kind == 5 and codes:
         number = min(codes.pop(0), 255)

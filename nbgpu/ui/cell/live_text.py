@@ -1,15 +1,15 @@
-"""The text of a cell while the cell runs: a small widget that is sent only new text.
+"""The text of a cell while the cell runs, in a widget that gets only the new text.
 
 The page and the kernel exchange these custom messages:
 
     page -> kernel   {type: 'ready'}             a page has loaded the widget
-                     {type: 'chosen', value}     whose text is seen: 'all', or a rank's number
+                     {type: 'chosen', value}     the rank whose text is shown: a number, or 'all'
                      {type: 'bundle'}            the text did not reach my notebook: send it
                      {type: 'stored'}            the notebook has the text: the widget can go
     kernel -> page   {type: 'snapshot', html}    all text so far; sent again to every page that is ready
                      {type: 'more', tail, html, rows, differs}
-                                                 lines that go on with the last block, the blocks behind
-                                                 it, and the rows below them
+                                                 new lines of the last block, new blocks after it, and the
+                                                 rows below them (lines that may still change)
                      {type: 'end'}               the cell is over: ask for the bundle if it did not come
                      {type: 'bundle', data, metadata}
                                                  the output that stays in the notebook
@@ -53,7 +53,8 @@ class HtmlWidget(anywidget.AnyWidget):
 
 
 class LiveText:
-    """A view of text that grows. The cell calls it on the main thread, and the page on another one.
+    """A view of text that grows. The cell calls it on the main thread, and messages of the page arrive on
+    another thread.
 
     Args:
         ranks: the ranks that run the cell.
@@ -66,9 +67,9 @@ class LiveText:
         self._blocks: list[Block] = []
         self._rows = ""
         self._tail: list[str] = []
-        """Lines of the last block that the page has, which it has not been sent yet."""
+        """New lines of the last block that the page has. They have not been sent yet."""
         self._new: list[Block] = []
-        """The blocks after that one, of which the page has been sent nothing yet."""
+        """New blocks after that one, which have not been sent yet."""
         self._chosen = ALL
         self._page_is_ready = False
         self._ended = False
@@ -134,7 +135,7 @@ class LiveText:
                 # A page that was reloaded no longer knows the display, and asks for the text itself.
                 self._widget.send({"type": "end"})
             else:
-                # It is not known either whether this page can update a display.
+                # A page that has not loaded the widget may not update a display either, so this is a new one.
                 self._remove_widget()
                 display(bundle(self._ranks, self._blocks), raw=True)
 
@@ -142,6 +143,7 @@ class LiveText:
         return bundle(self._ranks, self._blocks, self._chosen), slot_metadata(self._slot, self._slot)
 
     def _go_on_in_streams(self) -> None:
+        """Print all text so far, and from now on, in place of the widget."""
         self._remove_widget()
         self._streams = Streams()
         self._streams.add(self._blocks)
@@ -151,8 +153,8 @@ class LiveText:
         self._widget.close()
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
-        """Answer a message of the page; the module's docstring lists them. While a cell runs this is called
-        on a subshell's thread."""
+        """Answer a message of the page; the module's docstring lists them. While a cell runs, ipykernel calls
+        this on the thread of a subshell."""
         with self._lock:
             match content.get("type"):
                 case "ready":

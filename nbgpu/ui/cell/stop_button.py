@@ -14,9 +14,9 @@ CELL_TOOLTIP = "Stop this cell on all ranks; they keep their variables"
 
 
 def offer(stop: Callable[[], None], tooltip: str = CELL_TOOLTIP) -> Callable[[], None]:
-    """Show the button if there is a page in which it can be pressed; return a function that removes it.
+    """Show the button if there is a page; return a function that removes the button.
 
-    Before ipykernel 7.1 a press would be handled only after the end of the cell, so no button is shown there.
+    Before ipykernel 7.1 a press would be handled only after the end of the cell, so no button is shown.
 
     Args:
         stop: called on another thread when the button is pressed.
@@ -27,19 +27,18 @@ def offer(stop: Callable[[], None], tooltip: str = CELL_TOOLTIP) -> Callable[[],
     button = ipywidgets.Button(description="Stop", icon="stop", tooltip=tooltip)
     answer_while_busy(button)
 
-    def obey(_: ipywidgets.Button) -> None:
+    def on_click(_: ipywidgets.Button) -> None:
         button.disabled = True
         stop()
 
-    button.on_click(obey)
+    button.on_click(on_click)
     slot = f"nbgpu-stop-{uuid.uuid4().hex}"
-    # By this mark the page finds the button, and removes it if the kernel cannot.
+    # By these metadata the page finds the button, and removes it if the kernel cannot.
     display(button, display_id=slot, metadata={"nbgpu": {"button": True}})
 
-    def take_away() -> None:
-        # An empty output replaces the button, because a saved notebook would keep a button without its
-        # widget.
+    def remove() -> None:
+        # The output becomes empty, because otherwise a saved notebook would keep it without its widget.
         update_display({}, raw=True, display_id=slot)
         button.close()
 
-    return take_away
+    return remove

@@ -1,9 +1,8 @@
-"""The text of several ranks as HTML: blocks with the labels of their ranks, and a choice of the rank whose
-text is shown.
+"""The text of several ranks as HTML: blocks with the labels of their ranks, and radio buttons for the rank
+whose text is shown.
 
-The choice uses only radio buttons and CSS, so that it works in a reopened notebook with no kernel, in VS Code
-and in the output of nbconvert. Where styles are not allowed, as on GitHub, the text appears with all its
-labels.
+The choice works by CSS alone, so that it works in a notebook without a kernel, in VS Code and in the output
+of nbconvert. Where styles are not allowed, as on GitHub, the text of all ranks appears with its labels.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ALL = "all"
 
 
 class StillText:
-    """A view of complete text, which is shown when the view is closed.
+    """A view that shows all text at once when it is closed.
 
     Args:
         ranks: the ranks that run the cell.
@@ -41,7 +40,7 @@ class StillText:
         self._blocks += blocks
 
     def show_rows(self, rows: Sequence[Block]) -> None:
-        """Do nothing, because complete text has no rows."""
+        """Do nothing: rows are lines that may still change, and the text is shown when it is complete."""
 
     def close(self) -> None:
         display(bundle(self._ranks, self._blocks), raw=True)
@@ -66,16 +65,18 @@ def page(ranks: Sequence[int], blocks: Sequence[Block], rows: str = "", chosen: 
     Args:
         ranks: the ranks to choose from.
         blocks: the text of the ranks.
-        rows: the HTML of the rows below the text.
+        rows: the HTML of lines that may still change, such as progress bars, below the text.
         chosen: the number of the chosen rank, or 'all'.
     """
     hidden = "" if differs(blocks) else " hidden"
     name = f"nbgpu-{uuid.uuid4().hex}"
     choices = "".join(_choice(name, value, chosen) for value in (ALL, *map(str, ranks)))
     lines = "".join(map(block_html, _joined(blocks)))
-    # The width of a label: the ranks in brackets, and the padding of 1.75ch that text.css gives them.
+    # A label has the ranks, two brackets, and the padding of 1.75ch that text.css gives it.
+    label_ch = len(rank_ranges(ranks)) + 2 + 1.75
+    css = _css() + "".join(map(_only, ranks))
     return (
-        f'<div class="nbgpu-text" style="--nbgpu-label:{len(rank_ranges(ranks)) + 3.75}ch"><style>{_css()}{"".join(map(_only, ranks))}</style>'
+        f'<div class="nbgpu-text" style="--nbgpu-label:{label_ch}ch"><style>{css}</style>'
         f'<div class="nbgpu-whose" role="radiogroup" aria-label="Output of"{hidden}>{choices}</div>'
         f'<div class="nbgpu-lines">{lines}</div><div class="nbgpu-rows">{rows}</div></div>'
     )
@@ -90,10 +91,10 @@ def block_html(block: Block) -> str:
         return f'<div class="nbgpu-note">{paths}</div>'
     classes = " ".join(f"nbgpu-r{rank}" for rank in block.ranks)
     color = f' style="--nbgpu-rank:{rank_color(block.ranks[0])}"' if len(block.ranks) == 1 else ""
-    of = "error output of" if block.kind == "stderr" else "output of"
-    named = f"{of} rank{'s' if len(block.ranks) > 1 else ''} {rank_ranges(block.ranks)}"
+    kind = "error output" if block.kind == "stderr" else "output"
+    label = f"{kind} of rank{'s' if len(block.ranks) > 1 else ''} {rank_ranges(block.ranks)}"
     return (
-        f'<div class="nbgpu-said nbgpu-{block.kind} {classes}"{color} role="group" aria-label="{named}">'
+        f'<div class="nbgpu-said nbgpu-{block.kind} {classes}"{color} role="group" aria-label="{label}">'
         f'<b class="nbgpu-ranks">[{rank_ranges(block.ranks)}]</b><pre>{lines_html(block.texts)}</pre></div>'
     )
 
@@ -121,18 +122,18 @@ def joins(before: Block, block: Block) -> bool:
 def _choice(name: str, value: str, chosen: str) -> str:
     """Return the radio button for one rank, or for all ranks, with its label."""
     color = "" if value == ALL else f' style="--nbgpu-rank:{rank_color(int(value))}"'
-    named = "all ranks" if value == ALL else f"rank {value}"
+    label = "all ranks" if value == ALL else f"rank {value}"
     checked = " checked" if value == chosen else ""
     # Without this attribute, JupyterLab would use the arrow keys to move from cell to cell.
     keep_keys = 'data-lm-suppress-shortcuts="true"'
     return (
-        f'<label{color}><input type="radio" name="{name}" value="{value}" aria-label="{named}" {keep_keys}{checked}>'
+        f'<label{color}><input type="radio" name="{name}" value="{value}" aria-label="{label}" {keep_keys}{checked}>'
         f"<span>{value}</span></label>"
     )
 
 
 def _only(rank: int) -> str:
-    """The style that shows only one rank's text where that rank is chosen."""
+    """The CSS rule that hides the text of all other ranks while a rank is chosen."""
     return (
         f'.nbgpu-text:has(.nbgpu-whose input[value="{rank}"]:checked) .nbgpu-said:not(.nbgpu-r{rank})'
         "{display:none}"

@@ -1,9 +1,9 @@
-"""The explanation of a run, with a button for each advice that can be tried, and the study that tries it."""
+"""The explanation of a run's speed, a button for each advice that can be tried, and the study that tries
+it."""
 
 from __future__ import annotations
 
 import html
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.client.scaling.trial import try_advice
 from nbgpu.errors import NbgpuError
 from nbgpu.performance.bottlenecks import Advice
+from nbgpu.ui.followed import follow
 from nbgpu.ui.study import view
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _READABLE = "line-height:1.4;white-space:normal;overflow-x:auto"
 
 
 class AdviceView:
-    """The part of the control panel below the buttons that explains a run.
+    """The part of the control panel, below the buttons, that explains what bounds a run's speed.
 
     Args:
         say_error: shows an error to the person.
@@ -34,16 +35,16 @@ class AdviceView:
     def __init__(self, say_error: Callable[[NbgpuError], None]) -> None:
         """Make the part without sentences; `explain` fills it."""
         self._say_error = say_error
-        self._tries: list[w.Button] = []
+        self._try_buttons: list[w.Button] = []
         self._study: Study | None = None
         self._run: Run | None = None
         self._ranks_are_free = True
-        self._studied = w.HTML(layout={"width": "100%", "min_width": "0"})
+        self._study_view = w.HTML(layout={"width": "100%", "min_width": "0"})
         self._end = w.Button(description="End trial", tooltip="End this trial after its current step")
         self._end.on_click(lambda _: self._stop())
         self._end.layout.display = "none"
         self._sentences = w.VBox()
-        self.box = w.VBox([self._sentences, self._end, self._studied], layout={"width": "100%"})
+        self.box = w.VBox([self._sentences, self._end, self._study_view], layout={"width": "100%"})
         answer_while_busy(self._end)
 
     def explain(self, run: Run) -> None:
@@ -54,25 +55,25 @@ class AdviceView:
         """
         explanation = run.explain()
         self._run = run
-        self._tries = []
+        self._try_buttons = []
         rows: list[w.Widget] = [_text(sentence) for sentence in explanation.sentences]
         for number, advice in enumerate(explanation.advice, start=1):
             rows.append(self._advice(number, advice))
         if not explanation.advice:
             rows.append(_text("There is nothing to advise."))
         self._sentences.children = tuple(rows)
-        self._studied.value = ""
+        self._study_view.value = ""
         self._refresh()
 
     def clear(self) -> None:
-        """Show nothing, because what was said is about an earlier run."""
+        """Show nothing, because the explanation is about an earlier run, unless its study goes on."""
         if self._study is None or self._study.over:
             self._sentences.children = ()
-            self._studied.value = ""
-            self._run, self._tries = None, []
+            self._study_view.value = ""
+            self._run, self._try_buttons = None, []
 
     def refresh(self, ranks_are_free: bool) -> None:
-        """Let the buttons be pressed only while no run goes on: it and a study would slow each other.
+        """Enable the buttons only while no run goes on: a run and a study would slow each other.
 
         Args:
             ranks_are_free: whether no run goes on.
@@ -81,7 +82,7 @@ class AdviceView:
         self._refresh()
 
     def _refresh(self) -> None:
-        for button in self._tries:
+        for button in self._try_buttons:
             button.disabled = not self._can_try
 
     @property
@@ -100,11 +101,11 @@ class AdviceView:
         )
         button.on_click(lambda _: self._try(number))
         answer_while_busy(button)
-        self._tries.append(button)
+        self._try_buttons.append(button)
         return w.HBox([button, _text(advice.text)], layout={"align_items": "center"})
 
     def _try(self, number: int) -> None:
-        """Start the study that tries an advice, and draw it on a thread until the study ends."""
+        """Start the study that tries an advice, and show it on a thread until the study ends."""
         run = self._run
         if run is None or not self._can_try:
             return
@@ -115,30 +116,17 @@ class AdviceView:
             return
         self._end.layout.display = ""
         self._refresh()
-        over = threading.Event()
-        follow = threading.Thread(
-            target=self._follow, args=(study, over), name="nbgpu-trial-panel", daemon=True
-        )
-        follow.start()
-        study.on_end(partial(self._ended, over=over, follower=follow))
+        follow(study, lambda: _PERIOD_S, partial(self._show, study))
 
-    def _follow(self, study: Study, over: threading.Event) -> None:
-        while not over.wait(_PERIOD_S):
-            self._draw(study)
-
-    def _ended(self, study: Study, over: threading.Event, follower: threading.Thread) -> None:
-        over.set()
-        follower.join()
-        self._draw(study)
-        self._end.layout.display = "none"
-        # The study counts as over only when all of these calls have returned.
-        for button in self._tries:
-            button.disabled = not self._ranks_are_free
-
-    def _draw(self, study: Study) -> None:
+    def _show(self, study: Study, last: bool) -> None:
         page = view.page(study, view.svg(study))
-        # Without the last property a wide table would widen the whole panel, beyond the page.
-        self._studied.value = f'<div style="{_READABLE};contain:inline-size">{page}</div>'
+        # Without `contain` a wide table would widen the whole panel, beyond the page.
+        self._study_view.value = f'<div style="{_READABLE};contain:inline-size">{page}</div>'
+        if last:
+            self._end.layout.display = "none"
+            # `_can_try` is still false: the study counts as over only when all its callbacks have returned.
+            for button in self._try_buttons:
+                button.disabled = not self._ranks_are_free
 
     def _stop(self) -> None:
         if self._study is not None:

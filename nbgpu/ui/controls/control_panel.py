@@ -1,8 +1,8 @@
-"""The control panel: settings, Start, Pause and Stop, and the live panel below.
+"""The control panel: settings, buttons such as Start, Pause and Stop, and the live panel below.
 
-The settings come from `ClusterConfig` and the recipe's `TrainConfig`: a field that is marked with
-`control(...)` there appears here, as the kind of field that fits its type (`fields.py`). Those that matter
-first stand together at the top, all others in tabs.
+The settings come from `ClusterConfig` and the recipe's `TrainConfig`. A setting that is marked there with
+`control(...)` has a field here, of the kind that fits its type (`fields.py`). The most important ones stand
+together at the top, all others in tabs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.controls import still
 from nbgpu.ui.controls.advice_view import AdviceView
 from nbgpu.ui.controls.export_view import ExportView
-from nbgpu.ui.controls.layout import WRAPPED, said
+from nbgpu.ui.controls.layout import WRAPPED, message_html, problems_text
 from nbgpu.ui.controls.settings_area import SettingsArea
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
-from nbgpu.ui.run.picture_view import PictureView
+from nbgpu.ui.run.picture_view import follow_pictures
 from nbgpu.ui.slot import clear_head, display_with_page, new_slot, open_head, slot_metadata
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None, preset
 
 
 def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
-    """The text of the panel for a notebook that is run without a page."""
+    """The panel as plain text, for a notebook that is executed without a page."""
     values = settings_beside(recipe, given)
     settings = ", ".join(f"{name}={values[name]!r}" for _, name, _ in control_fields(settings_of(recipe)))
     return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}. {still.in_code(recipe, given)}"
@@ -83,7 +83,7 @@ class _Controls:
         self._busy = False
         self._cancel: threading.Event | None = None
         """An event that ends the current wait for hosts, or the current search for a batch size."""
-        # A reading of the devices may come on another thread before all is there.
+        # A reading of the devices, on another thread, must not refresh the panel before it is complete.
         with self._lock:
             self._slot = new_slot()
             self._settings = SettingsArea(
@@ -95,48 +95,41 @@ class _Controls:
                 on_other_settings=self._on_other_settings,
             )
             self._devices = self._settings.devices
-            self._start = self._button(
-                "Start", "Start training with these settings", "success", self._on_start
-            )
-            self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
-            self._stop = self._button("Stop", "End the run after its current step", "danger", self._on_stop)
-            self._plan = self._button(
-                "Plan", "Say what a run with these settings will do and take", "", self._on_plan
-            )
-            self._find = self._button(
-                "Find batch size", "Try on the ranks which is the largest that fits", "", self._on_find
-            )
-            self._explain = self._button(
-                "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
-            )
-            self._result = self._button(
-                "Work out result",
-                "Work out the result of the newest checkpoint of a stopped run",
-                "",
-                self._on_result,
-            )
-            self._export = self._button(
-                "Export", "Write the files with which this run trains elsewhere", "", self._on_export
-            )
+            self._advice = AdviceView(self._say_error)
+            self._exporting = ExportView()
             # In the order in which the page shows them.
+            self._start = self._button("Start", "Start training with these settings", self._on_start)
+            self._start.button_style = "success"
+            self._pause = self._run_button("Pause", "Pause or resume the run", self._pause_or_resume)
+            self._stop = self._button("Stop", "End the run after its current step", self._on_stop)
+            self._stop.button_style = "danger"
+            about = "Work out the result of the newest checkpoint of a stopped run"
+            self._result = self._run_button("Work out result", about, self._work_out_result)
+            about = "Say what a run with these settings will do and take"
+            self._plan = self._button("Plan", about, self._on_plan)
+            about = "Try on the ranks which is the largest that fits"
+            self._find = self._button("Find batch size", about, self._on_find)
+            about = "Say what bounds the run, and what to change first"
+            self._explain = self._run_button("Explain", about, self._show_explanation)
+            about = "Write the files with which this run trains elsewhere"
+            self._export = self._run_button("Export", about, self._exporting.open)
             self._buttons = [
                 *(self._start, self._pause, self._stop, self._result),
                 *(self._plan, self._find, self._explain, self._export),
             ]
-            self._advice = AdviceView(self._say_error)
-            self._exporting = ExportView()
-            self._said = w.HTML(layout={"max_width": "100%"})
+            self._message = w.HTML(layout={"max_width": "100%"})
             self._hint = w.HTML(layout={"display": "none"})
-            self._cluster_before = self._existing_cluster()
-            self._place = w.VBox(layout={"width": "100%"})
+            self._last_cluster = self._existing_cluster()
+            """The cluster at the last refresh."""
+            self._run_views = w.VBox(layout={"width": "100%"})
             self.box = w.VBox(
                 [
                     self._settings.box,
-                    w.HBox([*self._buttons, self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
+                    w.HBox([*self._buttons, self._message], layout={**WRAPPED, "margin": "6px 0 10px"}),
                     self._hint,
                     self._exporting.box,
                     self._advice.box,
-                    self._place,
+                    self._run_views,
                 ],
                 layout={"width": "100%", "overflow": "hidden"},
             )
@@ -162,16 +155,24 @@ class _Controls:
     def _on_cell_run(self, _: Any) -> None:
         """Clear the message if a cell has started or stopped the cluster, and show the present state."""
         with self._lock:
-            cluster = self._existing_cluster()
-            if cluster is not self._cluster_before and not self._busy and not self._is_running():
-                self._say("")
+            if self._existing_cluster() is not self._last_cluster and not self._is_running():
+                self._clear_message()
             self._refresh()
 
-    def _button(self, description: str, tooltip: str, style: str, on_click: Any) -> w.Button:
-        button = w.Button(description=description, tooltip=tooltip, button_style=style)
+    def _button(self, description: str, tooltip: str, on_click: Callable[[], None]) -> w.Button:
+        button = w.Button(description=description, tooltip=tooltip)
         button.on_click(lambda _: on_click())
         answer_while_busy(button)
         return button
+
+    def _run_button(self, description: str, tooltip: str, act: Callable[[Run], None]) -> w.Button:
+        """Make a button that acts on the newest run, and does nothing before there is one."""
+
+        def on_click() -> None:
+            if (run := self._run) is not None:
+                act(run)
+
+        return self._button(description, tooltip, on_click)
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -183,20 +184,21 @@ class _Controls:
         self._begin(self._find_batch_size, "trying batch sizes on the ranks …", can_cancel=True)
 
     def _begin(
-        self, work: Callable[[Cluster, TrainConfig], None], said: str, can_cancel: bool = False
+        self, work: Callable[[Cluster, TrainConfig], None], message: str, can_cancel: bool = False
     ) -> None:
-        """Check the settings and do the work with them on a thread, because the kernel must stay free.
+        """Check the settings and do some work with them on a thread, because the kernel must stay free.
 
         Args:
-            work: does it, on a cluster that runs.
-            said: what the person reads meanwhile.
-            can_cancel: whether the button *Stop* ends the work. The wait for other hosts it ends in any case.
+            work: called with a running cluster and the settings of the run.
+            message: what the person reads meanwhile.
+            can_cancel: whether the button *Stop* ends the work. The button always ends a wait for other
+                hosts.
         """
         with self._lock:
             if self._busy or self._is_running():
                 return
-            if bad := self._settings.bad():
-                self._refuse(bad)
+            if invalid := self._settings.invalid():
+                self._show_invalid(invalid)
                 return
             try:
                 devices, config = self._settings.checked()
@@ -209,18 +211,17 @@ class _Controls:
             waits_for_hosts = not is_started and not self._settings.is_local
             self._cancel = threading.Event() if can_cancel or waits_for_hosts else None
             self._busy = True
-            self._say(said)
+            self._say(message)
             self._refresh()
         threading.Thread(
             target=self._do, args=(work, config, devices, can_cancel), name="nbgpu-controls", daemon=True
         ).start()
 
-    def _refuse(self, bad: Mapping[str, str]) -> None:
-        """Say which fields are bad, and bring the first of them to the front."""
+    def _show_invalid(self, problems: Mapping[str, str]) -> None:
+        """Name the fields that have problems, and bring the first of them to the front."""
         fields = self._settings.every_field
-        lines = [f"{fields[name].label}: {why}" for name, why in bad.items()]
-        self._say("\n".join(["Correct this first.", *lines]), is_error=True)
-        self._settings.go_to(fields[next(iter(bad))])
+        self._say(problems_text(fields, problems), is_error=True)
+        self._settings.go_to(fields[next(iter(problems))])
 
     def _do(
         self,
@@ -232,12 +233,10 @@ class _Controls:
         """Do the work of `_begin`, on its thread: start the cluster if none runs, and then call `work`.
         Errors are shown, because nobody would see them on a thread."""
         try:
-            cluster = self._existing_cluster()
-            if cluster is None:
-                cluster = clusters.Cluster(**devices)
+            cluster = self._existing_cluster() or clusters.Cluster(**devices)
             if not cluster.running:
                 cluster.start(tell=self._say, stop=self._cancel)
-            # From here on Stop belongs to the run and no longer to the wait for hosts.
+            # From here on the button Stop acts on the run, and no longer on the wait for hosts.
             if not can_cancel:
                 with self._lock:
                     was_stopped = self._cancel is not None and self._cancel.is_set()
@@ -263,12 +262,12 @@ class _Controls:
         self._say_page(cluster.parts.runs.plan_with(config)._repr_html_())
 
     def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
-        found = cluster.parts.runs.find_batch_size_with(config, stop=self._cancel)
-        self._settings.fields["batch_size"].show(found.batch_size)
-        self._say_page(found._repr_html_())
+        result = cluster.parts.runs.find_batch_size_with(config, stop=self._cancel)
+        self._settings.fields["batch_size"].show(result.batch_size)
+        self._say_page(result._repr_html_())
 
     def _show(self, run: Run) -> None:
-        """Show a run below the settings, in place of the one before: its plan, its live panel and its
+        """Show a run below the settings, in place of the last one: its plan, its live panel and its
         pictures."""
         clear_head(self._slot)
         update_display(
@@ -276,29 +275,29 @@ class _Controls:
         )
         plan = w.HTML(plan_view.page(run))
 
-        def follow(_: str) -> None:
+        def on_state(_: str) -> None:
             plan.value = plan_view.page(run)
             self._refresh()
 
         buttons = [str(button.model_id) for button in self._buttons]
         panel = Panel(
-            run, self._slot, show_buttons=False, buttons=buttons, on_state=follow, on_gone=self._clear_place
+            run, self._slot, show_buttons=False, buttons=buttons, on_state=on_state, on_gone=self._clear_run
         )
         pictures = w.HTML()
         if run.config.LIVE_PICTURES:
-            PictureView(run, lambda newest: setattr(pictures, "value", newest["text/html"]))
+            follow_pictures(run, lambda newest: setattr(pictures, "value", newest["text/html"]))
         with self._lock:
             self._run = run
             self._advice.clear()
-            self._place.children = (plan, panel, pictures)
+            self._run_views.children = (plan, panel, pictures)
         self._say("")
         panel.follow()
         run.on_end(self._on_end)
 
-    def _clear_place(self) -> None:
+    def _clear_run(self) -> None:
         with self._lock:
             if not self._is_running():
-                self._place.children = ()
+                self._run_views.children = ()
 
     def _on_end(self, run: Run) -> None:
         if run.error is not None:
@@ -307,14 +306,19 @@ class _Controls:
             self._say("")
         self._refresh()
 
-    def _on_pause(self) -> None:
-        run = self._run
-        if run is not None:
-            self._ask(run.resume if run.status == "paused" else run.pause)
+    def _pause_or_resume(self, run: Run) -> None:
+        self._act(run.resume if run.status == "paused" else run.pause)
+
+    def _show_explanation(self, run: Run) -> None:
+        self._act(partial(self._advice.explain, run))
+
+    def _work_out_result(self, run: Run) -> None:
+        self._act(lambda: self._show(run.work_out_result()))
+        self._refresh()
 
     def _on_change(self, name: str) -> None:
         """Apply a changed value to a run that goes on. Call with `_lock` held."""
-        self._forget_said()
+        self._clear_message()
         run, form = self._run, self._settings.form
         steerable = self._settings.steerable
         if run is None or not self._is_running() or name not in steerable:
@@ -322,52 +326,36 @@ class _Controls:
         field = form.fields[name]
         try:
             value = field.parsed(field.value)
-        except ConfigError:  # the field will show why, as `judge` reads all fields next
+        except ConfigError:  # `judge`, which is called next, shows the problem beside the field
             return
-        now = getattr(run.config, name)
-        if value == now:
+        present = getattr(run.config, name)
+        if value == present:
             return
         try:
             run.set(**{name: value})
         except NbgpuError as error:
-            form.refuse(name, f"{error}. The run goes on with {now}")
+            form.mark_refused(name, f"{error}. The run goes on with {present}")
         else:
             self._say(f"{field.label} {value} from the next {steerable[name]} on")
 
     def _on_other_settings(self) -> None:
-        self._forget_said()
+        self._clear_message()
         self._refresh()
 
-    def _forget_said(self) -> None:
-        """Clear the message, because it was about other settings."""
+    def _clear_message(self) -> None:
+        """Clear the message, which is about an earlier state, unless it is about work that goes on."""
         with self._lock:
             if not self._busy:
                 self._say("")
-
-    def _on_explain(self) -> None:
-        run = self._run
-        if run is not None:
-            self._ask(partial(self._advice.explain, run))
-
-    def _on_result(self) -> None:
-        run = self._run
-        if run is not None:
-            self._ask(lambda: self._show(run.work_out_result()))
-            self._refresh()
-
-    def _on_export(self) -> None:
-        run = self._run
-        if run is not None:
-            self._exporting.open(run)
 
     def _on_stop(self) -> None:
         cancel = self._cancel
         if cancel is not None:
             cancel.set()
         elif self._run is not None:
-            self._ask(self._run.stop)
+            self._act(self._run.stop)
 
-    def _ask(self, command: Any) -> None:
+    def _act(self, command: Callable[[], object]) -> None:
         """Carry out a command on the run, and show its error, if there is one."""
         self._say("")
         try:
@@ -376,21 +364,19 @@ class _Controls:
             self._say_error(error)
 
     def _existing_cluster(self) -> Cluster | None:
-        """Return the cluster that a run would use: the panel's own, or the notebook's; None if Start has to
-        make one."""
-        if self._cluster is not None:
-            return self._cluster
-        return clusters.current_or_none()
+        """Return the cluster that a run would use: the one that `controls` was given, or the notebook's; None
+        if Start has to make one."""
+        return self._cluster or clusters.current_or_none()
 
     def _is_running(self) -> bool:
         return self._run is not None and self._run.status not in FINAL_STATES
 
     def _refresh(self) -> None:
-        """Put every control into the state that fits the run and the cluster."""
+        """Enable, disable and label every control by the state of the run and the cluster."""
         with self._lock:
             running = self._is_running()
             busy = running or self._busy
-            cluster = self._cluster_before = self._existing_cluster()
+            cluster = self._last_cluster = self._existing_cluster()
             self._settings.enable(busy, running, has_cluster=cluster is not None)
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
             self._pause.disabled = not running
@@ -411,17 +397,17 @@ class _Controls:
             self._settings.judge()
 
     def _say(self, text: str, is_error: bool = False) -> None:
-        self._said.value = said(text, is_error)
+        self._message.value = message_html(text, is_error)
 
     def _say_page(self, page: str) -> None:
         """Show HTML in place of the message, such as a plan."""
-        self._said.value = f'<div role="status" style="line-height:1.4;overflow-x:auto">{page}</div>'
+        self._message.value = f'<div role="status" style="line-height:1.4;overflow-x:auto">{page}</div>'
 
     def _say_error(self, error: NbgpuError) -> None:
         """Show an error, and below it the traceback of the user's code, as in a cell."""
-        text = said(str(error), is_error=True)
+        text = message_html(str(error), is_error=True)
         if isinstance(error, RankError) and error.has_tracebacks:
             # The traceback is outside of the alert, because a screen reader would read all of it aloud.
             traceback = to_html("\n".join(error._render_traceback_()))
             text += f'<pre style="{_TRACEBACK_STYLE}">{traceback}</pre>'
-        self._said.value = text
+        self._message.value = text

@@ -15,15 +15,15 @@ from nbgpu.ui.controls.form import SettingsForm
 
 
 class CopyButtons(anywidget.AnyWidget):
-    """Two buttons whose texts are ready before they are pressed, because a page may use its clipboard only
-    while a press is handled."""
+    """Two buttons that copy code and a command. Both texts are made before a button is pressed, because a
+    page may write to the clipboard only while it handles the press."""
 
     _esm = STATIC / "copy.js"
     _css = STATIC / "field.css"
     code = traitlets.Unicode().tag(sync=True)
     command = traitlets.Unicode().tag(sync=True)
     problem = traitlets.Unicode().tag(sync=True)
-    """The reason why there is nothing to copy; empty where there is."""
+    """The reason why there is nothing to copy; empty if there is something."""
 
     def offer(self, form: SettingsForm, cluster: ClusterConfig, is_started: bool) -> None:
         """Make the code and the command for the values in the form.
@@ -39,13 +39,13 @@ class CopyButtons(anywidget.AnyWidget):
             self.command = written.as_command(form.recipe, form.preset, needed, cluster)
 
     def refuse(self, problem: str) -> None:
-        """Say at a press why there is nothing to copy."""
+        """Let a press show the reason why there is nothing to copy."""
         self.problem = problem
 
 
 def with_numbers(cluster: ClusterConfig, chosen: Sequence[Device]) -> ClusterConfig:
-    """Return the settings with GPUs named by their numbers, which people can read, in place of UUIDs. A part
-    of a GPU (MIG) has the number of the whole GPU, so it keeps its UUID."""
+    """Return the settings with GPUs named by their numbers, which people can read, in place of UUIDs. If one
+    of the GPUs is a MIG partition, the UUIDs stay, because all partitions of a GPU have the same number."""
     numbers = {gpu.uuid: str(gpu.index) for gpu in chosen if not is_part(gpu)}
     names = cluster.gpus.split(",")
     if not numbers.keys() >= {*names}:

@@ -14,8 +14,9 @@ from nbgpu.package import STATIC
 from nbgpu.ui.devices.reader import DeviceReader
 
 _PATIENCE_S = 2.0
-"""How long the first reading may hold up the cell that shows the cards. NVML takes a second to start on a
-machine without persistence mode; without the wait the cards would jump in a moment later."""
+"""The longest time, in seconds, for which the cell that shows the cards waits for the first reading. NVML
+takes a second to start on a machine without persistence mode; without the wait the cards would appear a
+moment after the cell."""
 
 
 class DevicePicker(anywidget.AnyWidget):
@@ -29,9 +30,10 @@ class DevicePicker(anywidget.AnyWidget):
     num_readings = traitlets.Int(0).tag(sync=True)
     """The number of readings, which tells the page that one has come even if nothing has changed."""
     problem = traitlets.Unicode().tag(sync=True)
-    """A sentence why the cards are not live; empty where they are."""
+    """A sentence about why the cards are not live; empty where they are."""
     wanted = traitlets.List(traitlets.Unicode(), allow_none=True, default_value=None).tag(sync=True)
-    """The UUIDs that the person has chosen, which only the page writes; None for those that are offered."""
+    """The UUIDs that the person has chosen, which only the page writes; None before a choice, where the GPUs
+    that are offered count as chosen."""
     disabled = traitlets.Bool(False).tag(sync=True)
     value = traitlets.Tuple()
     """The UUIDs of the chosen GPUs, in the driver's order."""
@@ -40,7 +42,8 @@ class DevicePicker(anywidget.AnyWidget):
         """Ask for the first reading, and wait for it a moment, so that the page gets the cards with the
         widget."""
         super().__init__()
-        self._read: HostDevices | None = None
+        self.newest: HostDevices | None = None
+        """The newest reading of the devices; None before the first."""
         # Messages from the page and readings come on different threads.
         self._lock = threading.RLock()
         self._reader = DeviceReader(self._show, self._complain)
@@ -49,13 +52,8 @@ class DevicePicker(anywidget.AnyWidget):
         self._reader.ask()
         self._reader.wait(_PATIENCE_S)
 
-    @property
-    def read(self) -> HostDevices | None:
-        """The devices as they were read last; None before that."""
-        return self._read
-
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the reading under way; return whether it has come."""
+        """Wait for the reading that has begun; return whether it is complete."""
         return self._reader.wait(timeout_s)
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
@@ -67,7 +65,7 @@ class DevicePicker(anywidget.AnyWidget):
 
     def _show(self, devices: HostDevices) -> None:
         with self._lock:
-            self._read = devices
+            self.newest = devices
             self.devices = devices.as_json()
             self.num_readings += 1
             self._choose()
@@ -76,17 +74,18 @@ class DevicePicker(anywidget.AnyWidget):
         self.problem = problem
 
     def _choose(self) -> None:
-        """Work out which GPUs are chosen. `device_picker.ts` does so by the same rule, to answer a click at
+        """Update the chosen GPUs. `device_picker.ts` has the same rule, so that the page answers a click at
         once."""
         with self._lock:
-            if self._read is not None:
-                self.value = tuple(chosen(self._read, self.wanted))
+            if self.newest is not None:
+                self.value = tuple(chosen(self.newest, self.wanted))
 
 
 def chosen(devices: HostDevices, wanted: Sequence[str] | None) -> list[str]:
-    """The UUIDs of the GPUs that a person has chosen, or else of those that are offered.
+    """The UUIDs of the GPUs that a person has chosen and that can be chosen now; without a choice (None), of
+    the GPUs that are offered.
 
-    A GPU that another notebook has taken meanwhile is not among them, and is again when it is free.
+    So a GPU that another notebook has taken meanwhile is left out, and comes back when it is free.
     """
     if wanted is None:
         return list(devices.proposed)

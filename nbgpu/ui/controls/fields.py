@@ -1,9 +1,10 @@
 """The fields of the control panel: a control for each setting, with a message beside it if the typed text is
 not valid.
 
-All values are text in the page, just as it was typed, and the settings' own checks parse it. The number boxes
-of ipywidgets silently change values that are out of bounds and drop characters that do not belong to a
-number; its text boxes show the meaning of a setting neither to the mouse nor to a screen reader.
+The page holds each value as the text that was typed, which is parsed by the checks of the settings. The
+widgets of ipywidgets would not do: its number boxes silently change values that are out of bounds and drop
+characters that do not belong to a number, and its text boxes show no description of a setting to the mouse
+or to a screen reader.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from nbgpu.errors import ConfigError
 from nbgpu.package import STATIC
 
 EMPTY = "left out"
-_MOST_REMEMBERED = 8
+_CACHE_SIZE = 8
 """The most texts of a field whose values are cached."""
 
 
 class Control(anywidget.AnyWidget):
-    """A labelled control with its help, and a place for the reason why its value is not valid."""
+    """A labelled control with a description, and a place for the reason why its value is not valid."""
 
     _esm = STATIC / "field.js"
     _css = STATIC / "field.css"
@@ -53,9 +54,9 @@ class Control(anywidget.AnyWidget):
     changed = traitlets.Bool(False).tag(sync=True)
     """Whether the value differs from the default, so that the page marks it and offers to reset it."""
     origin = traitlets.Unicode().tag(sync=True)
-    """A text that names the field that has moved the default; empty if the default is the usual one."""
+    """A text that names the field on which the present default depends; empty for the usual default."""
     idle = traitlets.Bool(False).tag(sync=True)
-    """Whether another setting decides in place of this one, until something is typed here."""
+    """Whether another setting takes the place of this one, until something is typed here."""
     note = traitlets.Unicode().tag(sync=True)
     """A sentence below the control about a consequence of the value."""
     warns = traitlets.Bool(False).tag(sync=True)
@@ -68,18 +69,22 @@ class Control(anywidget.AnyWidget):
 
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)
-        self.on_msg(self._take)
+        self.on_msg(self._on_message)
 
-    def _take(self, _widget: Any, content: Mapping[str, Any], _buffers: Any) -> None:
-        """Take the value that the person has left the field with. It comes as a state of the widget too, but
-        perhaps later than a press of a button that is to act on it."""
+    def _on_message(self, _widget: Any, content: Mapping[str, Any], _buffers: Any) -> None:
+        """Set the value with which the person has left the field. The page also sends it as the widget's
+        state, but that may arrive after the press of a button that needs the value."""
         if content.get("type") == "take":
             self.value = content["value"]
 
     def show(self, value: Any) -> None:
-        """Put a value into the field."""
+        """Show a value in the field."""
         with self.hold_sync():
             self.draft = self.value = as_text(value)
+
+    def show_standard(self) -> None:
+        """Show the default in the field."""
+        self.show(self.standard)
 
     def focus(self) -> None:
         """Move the page's keyboard to the field."""
@@ -88,15 +93,15 @@ class Control(anywidget.AnyWidget):
     def on_reset(self, reset: Callable[[], None]) -> None:
         """Call `reset` when the person asks for the default."""
 
-        def hear(_widget: Any, content: Mapping[str, Any], _buffers: Any) -> None:
+        def on_message(_widget: Any, content: Mapping[str, Any], _buffers: Any) -> None:
             if content.get("type") == "reset":
                 reset()
 
-        self.on_msg(hear)
+        self.on_msg(on_message)
 
 
 class Choice(Control):
-    """A list of choices for a value that is no setting, such as which recipe the panel shows.
+    """A list of choices for a value that is no setting, such as the recipe that the panel shows.
 
     Args:
         label: the text beside the list.
@@ -133,8 +138,8 @@ class Field(Control):
         """Make the control that fits the setting's type, with the default as its value. A setting that takes
         only some values becomes a list, and a bool becomes a check box."""
         self._model = model
-        self._read: dict[str, Any] = {}
-        """Cache of parsed texts: the value, or the error of a text that is not valid."""
+        self._cache: dict[str, Any] = {}
+        """By text: its parsed value, or the error of a text that is not valid."""
         field = model.model_fields[name]
         allowed = bounds(field)
         types = types_of(field)
@@ -169,33 +174,33 @@ class Field(Control):
         return value
 
     def parsed(self, text: str) -> Any:
-        """Return the setting's value that a text stands for. Unlike `read`, this leaves the message in the
-        page as it is.
+        """Parse a text as a value of the setting. Unlike `read`, this does not change the message in the
+        page.
 
         Raises:
             ConfigError: the text is not a value of this setting, or is out of bounds.
         """
-        # All fields are read whenever something changes, and most of them have not.
-        if text not in self._read:
-            if len(self._read) >= _MOST_REMEMBERED:
-                self._read.clear()
+        # All fields are read after each change of one field, and most texts are the same as before.
+        if text not in self._cache:
+            if len(self._cache) >= _CACHE_SIZE:
+                self._cache.clear()
             try:
-                self._read[text] = from_text(self._model, self.name, text)
+                self._cache[text] = from_text(self._model, self.name, text)
             except ConfigError as error:
-                self._read[text] = error
-        found = self._read[text]
-        if isinstance(found, ConfigError):
-            # A new one: an error that is raised again and again would collect tracebacks.
-            raise ConfigError(str(found))
-        return found
+                self._cache[text] = error
+        value = self._cache[text]
+        if isinstance(value, ConfigError):
+            # This raises a new error: the cached one would collect tracebacks if it were raised repeatedly.
+            raise ConfigError(str(value))
+        return value
 
     @traitlets.observe("value")
-    def _begin_from_value(self, change: Any) -> None:
+    def _copy_value_into_draft(self, change: Any) -> None:
         self.draft = change["new"]
 
 
 def _choices(types: tuple[Any, ...]) -> list[str]:
-    """The values of a field that takes only a few, as text; empty where it takes any others."""
+    """The values of a field, as text, where its types allow only a few; else empty."""
     if not all(kind in (bool, NoneType) or get_origin(kind) is Literal for kind in types):
         return []
     choices = [""] if NoneType in types else []

@@ -1,5 +1,5 @@
-"""The fields of one recipe's settings: which settings the person has changed, and which values are not
-valid."""
+"""The fields of one recipe's settings in the control panel, with the changes of the person and the problems
+of values that are not valid."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import resume
 from nbgpu.ui.controls.fields import Field
 
-_NAMED = re.compile(r"\b([a-z][a-z0-9_]*)\s*=")
-"""A setting in a message: 'cache_rate=1', 'data = ...'."""
+_ASSIGNMENT = re.compile(r"\b([a-z][a-z0-9_]*)\s*=")
+"""A setting's name in a message, such as 'cache_rate=1' or 'data = ...'."""
 
 
 class SettingsForm:
     """The fields of a recipe's settings.
+
+    A field that the person has not changed shows its default. A default may depend on the preset, on the
+    settings that the person has changed, on the devices, and on the run to resume.
 
     Args:
         recipe: the workload.
@@ -53,65 +56,69 @@ class SettingsForm:
         self.model = settings_of(recipe)
         self.recipe_of_runs = str(default_of(self.model, "recipe"))
         """The recipe as its runs name it: one in a file by its whole path."""
-        self._own_defaults: dict[str, Any] = {}
-        """The panel's own defaults, in place of those that a call has."""
-        self._of_run: dict[str, Any] = {}
-        """The settings of the run to resume, where they are not the defaults."""
-        self._followed: tuple[Any, ...] = ()
-        """The texts of `resume` and `run_name`, and the panel's own defaults, for which `_of_run` was
-        read."""
+        self._device_defaults: dict[str, Any] = {}
+        """Defaults that the panel derives from the devices; a call of `train` does not have them."""
+        self._run_settings: dict[str, Any] = {}
+        """The settings of the run to resume that differ from the defaults."""
+        self._resume_choice: tuple[Any, ...] = ()
+        """The texts of `resume` and `run_name`, and the defaults, for which `_run_settings` was read."""
         self._touched: dict[str, None] = {}
-        """The settings that the person has changed, the last one last. The others have their defaults beside
-        these."""
+        """The settings that the person has changed, in the order of the changes; the value may be the default
+        again."""
         # This raises the ConfigError of a preset or a recipe's file before any widget is made.
-        train_config(recipe, **self._beside)
+        train_config(recipe, **self._base)
         self.fields = {name: Field(self.model, name) for _, name, _ in control_fields(self.model)}
         self._on_change = on_change
         self._on_draft = on_draft
         self._refused: dict[str, tuple[str, str]] = {}
         """By name: the text that a run has refused, and the reason."""
-        self._showing = False
-        """Whether values are being shown that nobody has typed."""
-        self.unplaced: list[str] = []
+        self._is_program_writing = False
+        """Whether the program writes into the fields, so that a changed value is not the person's change."""
+        self.general_problems: list[str] = []
         """Lines about values that are not valid and belong to no field."""
         self.show_defaults()
         for name, field in self.fields.items():
-            field.observe(partial(self._take, name), "value")
-            field.observe(self._take_draft, "draft")
+            field.observe(partial(self._on_value, name), "value")
+            field.observe(self._on_draft_typed, "draft")
             field.on_reset(partial(self.reset, name))
 
     @property
-    def _beside(self) -> dict[str, Any]:
+    def _base(self) -> dict[str, Any]:
+        """The settings that every run of this form is given, before those that the person has changed."""
         return {**({"preset": self.preset} if self.preset else {}), **self._defaults}
 
     @property
     def _defaults(self) -> dict[str, Any]:
-        """The values that take the place of defaults: the panel's own, and those of the run to resume."""
-        replaced = {rival for name in self._touched for rival in self._rivals.get(name, ())}
-        of_run = {name: value for name, value in self._of_run.items() if name not in replaced}
-        return {**self._own_defaults, **of_run}
+        """The values that replace defaults: those for the devices, and those of the run to resume."""
+        excluded = {rival for name in self._touched for rival in self._rivals(name)}
+        of_run = {name: value for name, value in self._run_settings.items() if name not in excluded}
+        return {**self._device_defaults, **of_run}
+
+    def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of every setting of a run with the given values; all others have their defaults."""
+        return settings_beside(self.recipe, {**self._base, **given})
 
     @property
     def fixed(self) -> list[str]:
         """The settings that must be those of the run to resume."""
-        return marked(self.model, "shapes_the_model") if self._of_run else []
+        return marked(self.model, "shapes_the_model") if self._run_settings else []
 
-    def _follow_resume(self) -> None:
-        """Let the settings of the run to resume, if there is one, take the place of the defaults."""
+    def _read_run_to_resume(self) -> None:
+        """Read the settings of the run to resume, if there is one; they replace the defaults."""
         name, resumed = (
             self.fields[field].value if field in self._touched else "" for field in ("run_name", "resume")
         )
-        present_choice = (resumed, name, tuple(self._own_defaults))
+        choice = (resumed, name, tuple(self._device_defaults))
         # The files of a run are read once for each choice, and not at every change of another field.
-        if present_choice == self._followed:
+        if choice == self._resume_choice:
             return
-        self._followed, self._of_run = present_choice, {}
+        self._resume_choice, self._run_settings = choice, {}
         note, warns = "", False
         try:
             runs_dir = str(default_of(self.model, "runs_dir"))
             folder = resume.run_to_resume(resumed, runs_dir, self.recipe_of_runs, name) if resumed else None
             if folder is not None:
-                self._of_run = self.beyond_defaults(runs.read_settings(folder)[1])
+                self._run_settings = self.beyond_defaults(runs.read_settings(folder)[1])
                 note = f"the settings are those of {folder.name}"
         except NbgpuError as error:
             note, warns = str(error), True
@@ -122,22 +129,26 @@ class SettingsForm:
             self._touched.pop(name, None)
 
     def beyond_defaults(self, run: TrainConfig) -> dict[str, Any]:
-        """The settings of a run that differ from this form's defaults; none of another recipe's run."""
+        """Return the settings of a run that differ from this form's defaults, without `resume`.
+
+        Raises:
+            ConfigError: the run is of another recipe.
+        """
         if run.recipe != self.recipe_of_runs:
             raise ConfigError(f"a run of {run.recipe!r} cannot be resumed with {self.recipe!r}")
         run = run.counting(resume="")
         beyond, values = run.beyond_defaults, run.model_dump()
-        present = settings_beside(self.recipe, {**self._beside, **beyond})
+        present = self._settings(beyond)
         return {n: v for n, v in values.items() if n != "resume" and (n in beyond or v != present[n])}
 
-    def suit(self, has_gpus: bool) -> None:
+    def adapt_defaults(self, has_gpus: bool) -> None:
         """Make amp="auto" the default where the ranks have GPUs, unless the preset or the recipe itself
         decides."""
         of_preset = presets.read(self.recipe, self.preset).values if self.preset else {}
         takes_auto = "amp" in self.fields and "amp" not in of_preset and not conditions(self.model, "amp")
-        own_defaults = {"amp": "auto"} if has_gpus and takes_auto else {}
-        if own_defaults != self._own_defaults:
-            self._own_defaults = own_defaults
+        defaults = {"amp": "auto"} if has_gpus and takes_auto else {}
+        if defaults != self._device_defaults:
+            self._device_defaults = defaults
             self.show_defaults()
 
     @property
@@ -145,30 +156,29 @@ class SettingsForm:
         """The settings that differ from their defaults."""
         return [name for name, field in self.fields.items() if field.changed]
 
-    def _take(self, name: str, _: Any) -> None:
-        """Note that the person has changed a setting, as the newest change, and show the defaults that depend
-        on it. A setting that cannot be given together with this one gets its default back."""
+    def _on_value(self, name: str, _: Any) -> None:
+        """Record a setting as the newest change of the person, and show the defaults that depend on it. A
+        setting that cannot be given together with this one gets its default back."""
         with self._lock:
-            if not self._showing:
-                for other in self._rivals.get(name, ()):
+            if not self._is_program_writing:
+                for other in (*self._rivals(name), name):
                     self._touched.pop(other, None)
-                self._touched.pop(name, None)
                 self._touched[name] = None
                 self.show_defaults()
                 self._on_change(name)
 
     @contextmanager
-    def _values_of_nobody(self) -> Iterator[None]:
-        """Do not count the values that are shown in the block as typed by the person."""
-        self._showing = True
+    def _program_writes(self) -> Iterator[None]:
+        """Values that are written in the block do not count as changed by the person."""
+        self._is_program_writing = True
         try:
             yield
         finally:
-            self._showing = False
+            self._is_program_writing = False
 
-    def _take_draft(self, _: Any) -> None:
+    def _on_draft_typed(self, _: Any) -> None:
         with self._lock:
-            if not self._showing:
+            if not self._is_program_writing:
                 self._on_draft()
 
     # ---- values ----
@@ -178,7 +188,7 @@ class SettingsForm:
         return read(self.fields)
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that the person has changed, together with the panel's own defaults."""
+        """Return the values that the person has changed, together with those that replace defaults."""
         touched = {name: value for name, value in values.items() if name in self._touched}
         return {**self._defaults, **touched}
 
@@ -188,80 +198,71 @@ class SettingsForm:
         Raises:
             ConfigError: they do not go together.
         """
-        return train_config(self.recipe, **{**self._beside, **self.given(values)})
+        return train_config(self.recipe, **{**self._base, **self.given(values)})
 
     def show_defaults(self) -> None:
-        """Show in each field that the person has not changed its present default, which the changed settings
-        may have moved, and mark the changed fields."""
-        self._follow_resume()
+        """Show the present default in each field that the person has not changed, and mark the fields that
+        the person has changed. Changed settings may decide about the defaults of others."""
+        self._read_run_to_resume()
         touched = {name: self.fields[name] for name in self._touched}
         values, _ = read(touched, lambda field: field.parsed(field.value))
-        present = settings_beside(self.recipe, {**self._beside, **values})
-        of_run = {*self.fixed, *(self._of_run.keys() & self._defaults.keys())}
+        present = self._settings(values)
+        of_run = {*self.fixed, *(self._run_settings.keys() & self._defaults.keys())}
         origins = self._origins(present, values) | dict.fromkeys(of_run, "from the run")
-        with self._values_of_nobody():
+        # While the first field of a pair has a value, the second has no effect; else the first has none.
+        idle = {first if present[first] is None else second for first, second in self._pairs}
+        with self._program_writes():
             for name, field in self.fields.items():
                 if name in self._touched:
-                    others = {each: value for each, value in values.items() if each != name}
-                    field.standard = as_text(settings_beside(self.recipe, {**self._beside, **others})[name])
+                    field.standard = as_text(self._settings(_without(values, name))[name])
                     field.changed = field.value != field.standard
+                    field.origin = ""
                 else:
                     field.show(present[name])
                     field.standard, field.changed = field.value, False
-                field.origin = "" if name in self._touched else origins.get(name, "")
-                # Of a pair, the second field is idle while the first is given, and the first while it is left
-                # out.
-                field.idle = any(
-                    present[other] is not None if name == replaced else present[other] is None
-                    for other, replaced in self._pairs
-                    if name in (other, replaced)
-                )
+                    field.origin = origins.get(name, "")
+                field.idle = name in idle
 
     def _origins(self, present: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-        """By name of each setting whose default has moved: a text that names the field that has moved it."""
-        usual = settings_beside(self.recipe, self._beside)
+        """For each setting whose default differs because of a change, a text that names the changed field.
+
+        Args:
+            present: the value of every setting.
+            values: the values that the person has changed.
+        """
+        usual = self._settings({})
         moved = [name for name in self.fields if name not in values and present[name] != usual[name]]
         origins: dict[str, str] = {}
-        for decisive in values if moved else ():
-            others = {name: value for name, value in values.items() if name != decisive}
+        for changed in values if moved else ():
             # A change is the origin if the default would be another one without it.
-            without = settings_beside(self.recipe, {**self._beside, **others})
-            origins |= {
-                name: f"from {self.fields[decisive].label}"
-                for name in moved
-                if without[name] != present[name]
-            }
+            without = self._settings(_without(values, changed))
+            label = f"from {self.fields[changed].label}"
+            origins |= {name: label for name in moved if without[name] != present[name]}
         return origins
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
         """Pairs of fields: a value of the first takes the place of the second (`REPLACES` of the settings'
         classes)."""
-        pairs = [pair for known in self.model.__mro__ for pair in vars(known).get("REPLACES", {}).items()]
+        pairs = [pair for base in self.model.__mro__ for pair in vars(base).get("REPLACES", {}).items()]
         return [pair for pair in pairs if set(pair) <= self.fields.keys()]
 
-    @property
-    def _rivals(self) -> dict[str, list[str]]:
-        """By field: the fields that cannot be given together with it, because one takes the place of the
-        other."""
-        rivals: dict[str, list[str]] = {}
-        for first, second in self._pairs:
-            rivals.setdefault(first, []).append(second)
-            rivals.setdefault(second, []).append(first)
-        return rivals
+    def _rivals(self, name: str) -> list[str]:
+        """The fields that cannot be given together with a field, because one takes the place of the other."""
+        return [other for pair in self._pairs if name in pair for other in pair if other != name]
 
-    def take(self, values: Mapping[str, Any]) -> None:
-        """Take these values as if the person had typed them; those without a field are left out."""
-        self._take_texts({name: as_text(value) for name, value in values.items() if name in self.fields})
+    def set_values(self, values: Mapping[str, Any]) -> None:
+        """Set these values as if the person had typed them; those without a field are left out."""
+        self._set_texts({name: as_text(value) for name, value in values.items() if name in self.fields})
 
-    def _take_texts(self, texts: Mapping[str, str]) -> None:
-        with self._values_of_nobody():
+    def _set_texts(self, texts: Mapping[str, str]) -> None:
+        with self._program_writes():
             for name, text in texts.items():
                 self.fields[name].value = text
                 self._touched[name] = None
         self.show_defaults()
 
-    # ---- what the person does with all of it ----
+    # ---- actions on the whole form ----
 
     def reset(self, name: str) -> None:
         """Give a setting its default again."""
@@ -277,13 +278,13 @@ class SettingsForm:
         for name in list(self._touched):
             self.reset(name)
 
-    def take_over(self, earlier: SettingsForm) -> None:
-        """Take the values that the person has changed in the form of another recipe, if this recipe has the
+    def copy_changes(self, earlier: SettingsForm) -> None:
+        """Copy the values that the person has changed in the form of another recipe, if this recipe has the
         setting and accepts the value."""
         texts = {name: earlier.fields[name].value for name in earlier._touched if name in self.fields}
-        self._take_texts({name: text for name, text in texts.items() if self._takes(name, text, earlier)})
+        self._set_texts({name: text for name, text in texts.items() if self._accepts(name, text, earlier)})
 
-    def _takes(self, name: str, text: str, earlier: SettingsForm) -> bool:
+    def _accepts(self, name: str, text: str, earlier: SettingsForm) -> bool:
         """Whether this recipe accepts a text that was typed for the setting of another recipe."""
         try:
             self.fields[name].parsed(text)
@@ -294,19 +295,19 @@ class SettingsForm:
         return name != "data" or text.strip() in ours or text.strip() not in theirs
 
     def close(self) -> None:
-        """Take the fields from the page."""
+        """Remove the fields from the page."""
         for field in self.fields.values():
             field.close()
 
-    # ---- what is wrong ----
+    # ---- problems ----
 
-    def refuse(self, name: str, why: str) -> None:
-        """Say at a field why a run did not take its value."""
+    def mark_refused(self, name: str, reason: str) -> None:
+        """Show beside a field the reason why a run did not accept its value."""
         field = self.fields[name]
-        self._refused[name] = field.value, why
-        field.problem = why
+        self._refused[name] = field.value, reason
+        field.problem = reason
 
-    def judge(self, devices: Sequence[Device]) -> TrainConfig | None:
+    def validate(self, devices: Sequence[Device]) -> TrainConfig | None:
         """Check what is typed so far, and show each problem beside its field.
 
         Returns:
@@ -314,42 +315,32 @@ class SettingsForm:
         """
         drafts, problems = read_drafts(self.fields)
         # A text that is still being typed counts as given, too.
-        typed = [
-            name for name, field in self.fields.items() if field.draft != field.value or name in self._touched
-        ]
+        unfinished = [name for name, field in self.fields.items() if field.draft != field.value]
         config: TrainConfig | None = None
-        self.unplaced = []
+        self.general_problems = []
         try:
-            given = {name: drafts[name] for name in typed if name in drafts}
-            config = adapt_to_devices(train_config(self.recipe, **{**self._beside, **given}), devices)
+            given = {n: value for n, value in drafts.items() if n in unfinished or n in self._touched}
+            config = adapt_to_devices(train_config(self.recipe, **{**self._base, **given}), devices)
         except ConfigError as error:
+            newest_first = [*unfinished, *reversed(self._touched)]
             for line in str(error).splitlines():
-                name = self._field_of(line, typed)
-                if name is None:
-                    self.unplaced.append(line)
-                elif name not in problems:
-                    problems[name] = line
+                named = [name for name in _ASSIGNMENT.findall(line) if name in self.fields]
+                # The line stands beside one field: of those that it names, the one that was typed last.
+                if beside := [name for name in newest_first if name in named] or named:
+                    problems.setdefault(beside[0], line)
+                else:
+                    self.general_problems.append(line)
         # A text that a run has refused stays marked until it changes.
-        for name, (text, why) in self._refused.items():
+        for name, (text, reason) in self._refused.items():
             if self.fields[name].draft == text:
-                problems.setdefault(name, why)
+                problems.setdefault(name, reason)
         for name, field in self.fields.items():
             field.problem = problems.get(name, "")
         return None if problems else config
 
-    def _field_of(self, line: str, typed: Sequence[str]) -> str | None:
-        """Return the field next to which a line of an error is shown: of the settings that the line names,
-        one that is being typed, or else the one that was changed last, or else the first. None if it names no
-        field.
 
-        Args:
-            line: a line of the error.
-            typed: the fields whose text is being typed or was changed.
-        """
-        named = [name for name in _NAMED.findall(line) if name in self.fields]
-        unfinished = [name for name in typed if self.fields[name].draft != self.fields[name].value]
-        latest = [*unfinished, *reversed(self._touched)]
-        return next((name for name in latest if name in named), next(iter(named), None))
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {other: value for other, value in values.items() if other != name}
 
 
 def read(
@@ -357,13 +348,13 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """(the values of the valid fields, the problems of the others), each by name. Without `value_of` the page
     shows the problems beside the fields as well."""
-    values, bad = {}, {}
+    values, problems = {}, {}
     for name, field in fields.items():
         try:
             values[name] = value_of(field)
         except ConfigError as error:
-            bad[name] = str(error)
-    return values, bad
+            problems[name] = str(error)
+    return values, problems
 
 
 def read_drafts(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:

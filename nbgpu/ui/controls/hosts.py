@@ -23,35 +23,36 @@ class HostControls:
     """The fields of the launcher and of its hosts. Only those that apply to the chosen launcher are shown."""
 
     def __init__(self) -> None:
-        named = [name for group, name, _ in control_fields(ClusterConfig) if group == _GROUP]
-        self.fields = {name: Field(ClusterConfig, name) for name in named}
-        self.gpus = Field(ClusterConfig, "gpus")
-        """The GPUs of every other host, whose devices no card shows."""
-        self._show_what_counts()
+        names = [name for group, name, _ in control_fields(ClusterConfig) if group == _GROUP]
+        # The GPUs of other hosts have a field, because there are no cards of them.
+        self.fields = {name: Field(ClusterConfig, name) for name in [*names, "gpus"]}
+        self._show_applicable()
         for name in _DECIDING:
-            self.fields[name].observe(lambda _: self._show_what_counts(), "value")
+            self.fields[name].observe(lambda _: self._show_applicable(), "value")
 
     @property
     def is_local(self) -> bool:
         """Whether the ranks are on the notebook's host."""
         return LAUNCHERS[self.fields["launcher"].value].IS_LOCAL
 
-    def counts(self, name: str) -> bool:
-        """Whether the setting applies to the chosen launcher and to the other current values."""
+    def applies(self, name: str) -> bool:
+        """Whether a cluster's setting has a field and an effect with the chosen launcher and the other
+        values."""
+        if name == "gpus":
+            return not self.is_local
         if name == "save_before_time_limit":
             return time_limit.may_come(self.fields["launcher"].value)
-        decisive = [each for each in conditions(ClusterConfig, name) if each.name in _DECIDING]
-        return all(each.holds(self.fields[each.name].value) and self.counts(each.name) for each in decisive)
+        decisive = [condition for condition in conditions(ClusterConfig, name) if condition.name in _DECIDING]
+        return all(c.holds(self.fields[c.name].value) and self.applies(c.name) for c in decisive)
 
-    def _show_what_counts(self) -> None:
+    def _show_applicable(self) -> None:
         for name, field in self.fields.items():
-            field.layout.display = "" if self.counts(name) else "none"
-        self.gpus.layout.display = "none" if self.is_local else ""
+            field.layout.display = "" if self.applies(name) else "none"
 
 
 def stand_ins(config: ClusterConfig) -> tuple[Device, ...]:
-    """Return devices that stand for those of hosts that have not dialled in. Every setting works on them. If
-    the number of ranks on a host is not known, each host has one."""
+    """Return assumed devices for the ranks on hosts that have not dialled in, on which every setting is
+    valid. A host has one rank if `gpus_per_node` does not say how many."""
     kind: Literal["cpu", "cuda"] = "cpu" if config.gpus == "none" else "cuda"
     num_ranks = config.num_hosts * (config.gpus_per_node or 1)
     return tuple(Device(kind, "", "", index, 0, _ANY_COMPUTE_CAPABILITY) for index in range(num_ranks))

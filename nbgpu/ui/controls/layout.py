@@ -9,6 +9,7 @@ import ipywidgets as w
 from pydantic import BaseModel
 
 from nbgpu.config.settings import control_fields
+from nbgpu.ui.controls.fields import Field
 
 WRAPPED = {"flex_flow": "row wrap", "align_items": "center"}
 """The layout of buttons side by side."""
@@ -26,16 +27,27 @@ def grid(members: Iterable[w.Widget], fills: bool = False) -> w.GridBox:
     return w.GridBox(list(members), layout={**_GRID, "grid_template_columns": columns})
 
 
-def grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
-    """The widgets of a model's fields by group; those that were not made are left out."""
+def grouped(model: type[BaseModel], widgets: Mapping[str, w.Widget]) -> dict[str, list[w.Widget]]:
+    """The widgets by the group of their settings.
+
+    Args:
+        model: the model of the settings.
+        widgets: the widgets by the names of their settings.
+    """
     groups: dict[str, list[w.Widget]] = {}
     for group, name, _ in control_fields(model):
-        if name in made:
-            groups.setdefault(group, []).append(made[name])
+        if name in widgets:
+            groups.setdefault(group, []).append(widgets[name])
     return groups
 
 
-def said(text: str, is_error: bool = False) -> str:
+def problems_text(fields: Mapping[str, Field], problems: Mapping[str, str]) -> str:
+    """A message with a line for each field that has a problem, by its label."""
+    lines = [f"{fields[name].label}: {problem}" for name, problem in problems.items()]
+    return "\n".join(["Correct this first.", *lines])
+
+
+def message_html(text: str, is_error: bool = False) -> str:
     """The HTML of a message to the person."""
     role = "alert" if is_error else "status"
     color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"

@@ -1,5 +1,5 @@
-"""Notes on consequences of the settings at the top of the control panel: the global batch, and the memory of
-the cache."""
+"""Notes below fields of the control panel: the global batch, the length of the run, and whether the data fit
+into memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbgpu.planning.epochs import DataAmount, epoch_of, epochs_in_words
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.controls.fields import Field
 
-_DECIDE = (
+_DATA_SETTINGS = (
     *("data", "split", "split_seed", "val_fraction", "test_fraction", "fold", "features", "patient_pattern"),
     *("patch_size", "spacing", "image_channels", "image_size", "size"),
     *("num_phantoms", "num_patients", "num_masks"),
@@ -26,10 +26,10 @@ _DECIDE = (
 
 
 def global_batch(config: TrainConfig, num_ranks: int) -> str:
-    """The samples of an optimizer step, and how they come about.
+    """The number of samples in an optimizer step, as the product of its factors.
 
     Args:
-        config: the settings as a run on these ranks takes them, with `batch_size` worked out.
+        config: the settings of a run on these ranks, with a `batch_size` for each rank.
         num_ranks: the number of ranks.
     """
     if "batch_size" in config.UNUSED:
@@ -37,123 +37,120 @@ def global_batch(config: TrainConfig, num_ranks: int) -> str:
     factors = [str(config.batch_size), count_of_ranks(num_ranks)]
     if config.accumulate > 1:
         factors.append(f"accumulate {config.accumulate}")
-    words = f"global batch {config.samples_per_step(num_ranks)} = {' x '.join(factors)}"
+    note = f"global batch {config.samples_per_step(num_ranks)} = {' x '.join(factors)}"
     if config.smoke_test:
-        return f"{words} (smoke test)"
+        return f"{note} (smoke test)"
     if config.global_batch_size is not None:
-        return f"{words} (global_batch_size={config.global_batch_size} decides)"
-    return words
+        return f"{note} (global_batch_size={config.global_batch_size} decides)"
+    return note
 
 
 def length_notes(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tuple[str, str]:
-    """Return (the note below the field of steps, the note below that of epochs): the one that was not given
-    follows from the other; '' for no note.
+    """Return (the note below the field of steps, the note below that of epochs); '' for no note. The length
+    of a run is given in one of the two, and the other one is derived from it.
 
     Args:
-        config: the settings as a run on these ranks takes them.
-        data: the training data; None where nothing is known of them.
+        config: the settings of a run on these ranks.
+        data: the training data; None if their size is not known.
         num_ranks: the number of ranks.
     """
     if config.smoke_test:
         return f"{config.steps} steps, from Smoke test", ""
-    per_epoch, about = 0, ""
-    if data is not None:
-        amount = DataAmount(data.num_volumes, config.samples_per_volume)
-        per_epoch = epoch_of(config, amount, num_ranks).num_steps
-        # The basis is what an estimate was made from; it is empty for exact numbers.
-        about = "about " if data.basis else ""
+    if data is None or not data.num_volumes:
+        return "follows from Epochs" if config.epochs is not None else "", ""
+    per_epoch = epoch_of(config, DataAmount(data.num_volumes, config.samples_per_volume), num_ranks).num_steps
+    # An estimate has a basis, and an exact number has none.
+    about = "about " if data.basis else ""
     if config.epochs is not None:
-        return (
-            f"{about}{config.epochs * per_epoch}, from Epochs" if per_epoch else "follows from Epochs"
-        ), ""
-    return "", (f"{about}{epochs_in_words(config.steps / per_epoch)}, from Steps" if per_epoch else "")
+        return f"{about}{config.epochs * per_epoch}, from Epochs", ""
+    return "", f"{about}{epochs_in_words(config.steps / per_epoch)}, from Steps"
 
 
 class MemoryNote:
-    """Shows below a field whether the data fit into the host's memory, and below the fields of steps and
-    epochs how long the run is.
+    """Shows below a field whether the data fit into the host's memory, and passes their size on to the notes
+    on the length of the run.
 
-    Files are read on a thread, one folder after another, and only if the newest request is not answered yet.
+    Files are read on a thread, which answers only the newest request.
 
     Args:
         field: the field of `cache_rate`.
-        say_length: called with the settings, the data or None, and the number of ranks.
+        show_length: called with the settings, the data or None, and the number of ranks.
     """
 
     def __init__(
-        self, field: Field, say_length: Callable[[TrainConfig, DecodedData | None, int], None]
+        self, field: Field, show_length: Callable[[TrainConfig, DecodedData | None, int], None]
     ) -> None:
         """Make a note that is empty until the first call of `say`."""
         self._field = field
-        self._say_length = say_length
+        self._show_length = show_length
         self._lock = threading.Lock()
-        self._known: dict[Any, DecodedData | str] = {}
-        """By key (`_key`): the sizes of the data, or why they are not known."""
-        self._asked: tuple[Any, TrainConfig, int, int | None] | None = None
+        self._cache: dict[Any, DecodedData | str] = {}
+        """By key (`_key`): the sizes of the data, or the reason why they are not known."""
+        self._request: tuple[Any, TrainConfig, int, int | None] | None = None
         """The newest request: the key, the settings, the number of ranks, and the limit of their memory in
         bytes."""
-        self._looking: threading.Thread | None = None
+        self._reader: threading.Thread | None = None
         """The thread that reads files; None while there is none."""
 
     def say(self, config: TrainConfig, num_ranks: int, limit_bytes: int | None) -> None:
-        """Show the note for a run with these settings: at once if the settings alone determine the data, else
-        once a thread has read the files.
+        """Show the note for a run with these settings: at once if the size of the data follows from them,
+        else once a thread has read the files.
 
         Args:
             config: the settings.
-            num_ranks: the number of ranks, all of this host.
-            limit_bytes: the most memory that they may take together; None for what is free.
+            num_ranks: the number of ranks, all on this host.
+            limit_bytes: the most memory that the ranks may take together; None for all that is free.
         """
         key = _key(config)
         with self._lock:
-            self._asked = key, config, num_ranks, limit_bytes
-            if key not in self._known and config.data in config.WITHOUT_FILES:
-                self._known[key] = _look(config)
-            if key in self._known:
+            self._request = key, config, num_ranks, limit_bytes
+            if key not in self._cache and config.data in config.WITHOUT_FILES:
+                self._cache[key] = _read_sizes(config)
+            if key in self._cache:
                 self._show()
                 return
             self._write("fits in memory? Looking at the files …")
-            if self._looking is None:
-                self._looking = threading.Thread(target=self._look, name="nbgpu-cache-note", daemon=True)
-                self._looking.start()
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read_files, name="nbgpu-cache-note", daemon=True)
+                self._reader.start()
 
     def is_about(self, names: Set[str]) -> bool:
         """Whether the note depends on one of these settings."""
-        return not names.isdisjoint({*_DECIDE, self._field.name})
+        return not names.isdisjoint({*_DATA_SETTINGS, self._field.name})
 
     def clear(self) -> None:
         """Remove the note, because the settings are not valid."""
         with self._lock:
-            self._asked = None
+            self._request = None
             self._write("")
 
     def wait(self) -> None:
         """Wait until the thread has answered the newest request."""
-        looking = self._looking
-        if looking is not None:
-            looking.join()
+        reader = self._reader
+        if reader is not None:
+            reader.join()
 
-    def _look(self) -> None:
-        """Read the files of the newest request until no request is left without an answer; runs on the
-        thread."""
+    def _read_files(self) -> None:
+        """Read the files of the newest request, until the newest request has an answer. This is the thread's
+        function."""
         while True:
             with self._lock:
-                if self._asked is None or self._asked[0] in self._known:
-                    self._looking = None
+                if self._request is None or self._request[0] in self._cache:
+                    self._reader = None
                     return
-                key, config, *_ = self._asked
-            found = _look(config)
+                key, config, *_ = self._request
+            sizes = _read_sizes(config)
             with self._lock:
-                self._known[key] = found
-                if self._asked is not None and self._asked[0] == key:
+                self._cache[key] = sizes
+                if self._request is not None and self._request[0] == key:
                     self._show()
 
     def _show(self) -> None:
         """Show the answer to the newest request; `_lock` is held."""
-        assert self._asked is not None
-        key, config, num_ranks, limit_bytes = self._asked
-        data = self._known[key]
-        self._say_length(config, None if isinstance(data, str) else data, num_ranks)
+        assert self._request is not None
+        key, config, num_ranks, limit_bytes = self._request
+        data = self._cache[key]
+        self._show_length(config, None if isinstance(data, str) else data, num_ranks)
         if isinstance(data, str):
             self._write(f"whether it fits in memory is not known: {data}")
             return
@@ -161,24 +158,23 @@ class MemoryNote:
         fit = memory_fit(config, data, host, cgroups.free_memory_bytes(), limit_bytes)
         self._write(fit.words, warns=not fit.fits)
 
-    def _write(self, words: str, warns: bool = False) -> None:
+    def _write(self, note: str, warns: bool = False) -> None:
         with self._field.hold_sync():
-            self._field.note, self._field.warns = words, warns
+            self._field.note, self._field.warns = note, warns
 
 
 def _key(config: TrainConfig) -> Any:
-    """Return the values that the sizes of the data depend on, and the time at which the file or folder
-    changed."""
-    path = Path(config.data).expanduser()
+    """Return all that the sizes of the data depend on: settings, and the modification time of the file or
+    folder."""
     changed_ns = 0
     if config.data not in config.WITHOUT_FILES:
-        with suppress(OSError):  # that it is not there is said when it is looked at
-            changed_ns = path.stat().st_mtime_ns
-    return (config.recipe, changed_ns, *(getattr(config, name, None) for name in _DECIDE))
+        with suppress(OSError):  # `_read_sizes` reports a missing folder
+            changed_ns = Path(config.data).expanduser().stat().st_mtime_ns
+    return (config.recipe, changed_ns, *(getattr(config, name, None) for name in _DATA_SETTINGS))
 
 
-def _look(config: TrainConfig) -> DecodedData | str:
-    """Read the files, and return the sizes of the data, or why they are not known."""
+def _read_sizes(config: TrainConfig) -> DecodedData | str:
+    """Read the files, and return the sizes of the data, or the reason why they are not known."""
     try:
         return decoded_data(config)
     except UnknownError as error:

@@ -1,5 +1,5 @@
-"""The part of the control panel with the settings: recipe and preset, the settings that matter first, the
-others in tabs, and what can be done with all of them."""
+"""The part of the control panel with the settings: recipe and preset, the most important settings at the top,
+the others in tabs, and the buttons that act on all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nbgpu.ui.controls.devices import DeviceControls
 from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
 from nbgpu.ui.controls.hosts import stand_ins
-from nbgpu.ui.controls.layout import WRAPPED, grid, grouped, said
+from nbgpu.ui.controls.layout import WRAPPED, grid, grouped, message_html
 from nbgpu.ui.controls.notes import MemoryNote, global_batch, length_notes
 from nbgpu.ui.controls.workload import WorkloadChoice
 
@@ -48,7 +48,7 @@ class SettingsArea:
         lock: guards the whole panel.
         existing_cluster: returns the cluster that a run would use, or None where Start makes one.
         on_change: called with the name of a setting of the run that the person has changed.
-        on_other_settings: called after another recipe or preset, or other devices, were chosen.
+        on_other_settings: called after the choice of another recipe, preset, run to resume, or devices.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class SettingsArea:
         self._on_change = on_change
         self._on_other_settings = on_other_settings
         self._is_busy = False
-        self._wrong_devices: list[str] = []
-        self._devices_of: dict[tuple[str, int | None], Sequence[Device]] = {}
+        self._cluster_problems: list[str] = []
+        """Lines about settings of the cluster that are not valid and belong to no field."""
+        self._devices_by_choice: dict[tuple[str, int | None], Sequence[Device]] = {}
+        """Cache of the devices by the choice of GPUs and the number of ranks."""
         self.devices = DeviceControls()
         self.form = self._new_form(recipe, preset)
         self._workload = WorkloadChoice(recipe, preset, self._choose_workload)
@@ -75,7 +77,7 @@ class SettingsArea:
         self._reset.on_click(lambda _: self._reset_all())
         self._copy = CopyButtons()
         self._last = w.Button(description="As the last run")
-        self._last.on_click(lambda _: self._take_last())
+        self._last.on_click(lambda _: self._show_last_run())
         self._wrong = w.HTML(layout={"display": "none"})
         """A message about settings that have no field."""
         self._first = grid([], fills=True)
@@ -92,50 +94,45 @@ class SettingsArea:
             ]
         )
         for field in self.devices.fields.values():
-            field.observe(partial(self._take_device, field), "value")
+            field.observe(partial(self._on_device_field, field), "value")
             field.observe(lambda _: self.judge(), "draft")
-            field.on_reset(partial(self._reset_device, field))
+            field.on_reset(field.show_standard)
         self.devices.gpus.observe(lambda _: self._on_other_settings(), "value")
-        for widget in (
-            self._reset,
-            self._last,
-            self._copy,
-            self.tabs,
-            *self._workload.fields,
-            *self.devices.inputs(),
-        ):
+        buttons = self._reset, self._last, self._copy
+        for widget in (*buttons, self.tabs, *self._workload.fields, *self.devices.inputs()):
             answer_while_busy(widget)
-        self._put_fields()
+        self._show_form()
 
     def _new_form(self, recipe: str, preset: str) -> SettingsForm:
-        return SettingsForm(recipe, preset, self._lock, self._take_setting, self.judge)
+        return SettingsForm(recipe, preset, self._lock, self._on_run_field, self.judge)
 
-    def _put_fields(self) -> None:
-        """Show the fields of the present form."""
+    def _show_form(self) -> None:
+        """Show the fields of the present form: some at the top, and the others in tabs by their groups. The
+        tab that was open stays open if there is one of that title."""
         fields = self.form.fields
         self.steerable = steerable(self.form.model)
-        self._memory = MemoryNote(fields["cache_rate"], self._say_length) if "cache_rate" in fields else None
+        self._memory = MemoryNote(fields["cache_rate"], self._show_length) if "cache_rate" in fields else None
         self._first.children = tuple(fields[name] for name in FIRST if name in fields)
         others = {name: field for name, field in fields.items() if name not in FIRST}
         self._groups = {
             **grouped(self.form.model, others),
-            _CLUSTER: list(self.devices.of_devices.values()),
-            _HOSTS: list(self.devices.of_hosts.values()),
+            _CLUSTER: list(self.devices.device_fields.values()),
+            _HOSTS: list(self.devices.hosts.fields.values()),
         }
-        chosen = self.tabs.selected_index
-        title = self.tabs.get_title(chosen) if chosen is not None else ""
+        open_tab = self.tabs.selected_index
+        open_title = self.tabs.get_title(open_tab) if open_tab is not None else ""
         titles = list(self._groups)
         # The page switches between tabs without the kernel, by a click or the arrow keys. An Accordion would
         # not do, because neither the keyboard nor a screen reader reaches its headings.
         self.tabs.children = tuple(grid(members) for members in self._groups.values())
         with self.tabs.hold_sync():
-            for index, each in enumerate(titles):
-                self.tabs.set_title(index, each)
-        self.tabs.selected_index = titles.index(title) if title in titles else 0
+            for index, title in enumerate(titles):
+                self.tabs.set_title(index, title)
+        self.tabs.selected_index = titles.index(open_title) if open_title in titles else 0
         for field in fields.values():
             answer_while_busy(field)
 
-    # ---- what the panel asks ----
+    # ---- for the panel ----
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -147,32 +144,34 @@ class SettingsArea:
         """All fields, those of the cluster first."""
         return self.devices.fields | self.form.fields
 
-    def bad(self) -> dict[str, str]:
-        """By name, why fields have no valid value. Those of the cluster are checked only if there is no
-        cluster yet."""
-        of_devices = {} if self._existing_cluster() else self.devices.counting
-        return read(of_devices)[1] | self.form.read()[1]
+    def invalid(self) -> dict[str, str]:
+        """The problem of each field that has no valid value, by the field's name."""
+        return read(self._new_cluster_fields)[1] | self.form.read()[1]
+
+    @property
+    def _new_cluster_fields(self) -> dict[str, Field]:
+        """The fields of the cluster that Start makes; empty if there is a cluster, which has its devices."""
+        return {} if self._existing_cluster() else self.devices.applicable
 
     def checked(self) -> tuple[dict[str, Any], TrainConfig]:
-        """Return the settings of a new cluster, and those of the run. Call this when `bad` is empty.
+        """Return the settings of a new cluster, and those of the run. Call this when `invalid` is empty.
 
         Raises:
             ConfigError: values do not go together, with a line for each.
         """
-        # An existing cluster has its devices already.
-        typed, _ = read({} if self._existing_cluster() else self.devices.counting)
-        of_cluster = self.devices.values(typed)
+        cluster_settings = self.devices.values(read(self._new_cluster_fields)[0])
         values, _ = self.form.read()
         config: TrainConfig
         *_, config = together(
-            *([] if self._existing_cluster() else [lambda: ClusterConfig.checked(**of_cluster)]),
+            *([] if self._existing_cluster() else [lambda: ClusterConfig.checked(**cluster_settings)]),
             lambda: self.form.config(values),
         )
-        return of_cluster, config
+        return cluster_settings, config
 
     @property
     def is_local(self) -> bool:
-        """Whether a run has its ranks on this host: those of the present cluster, or of a new one."""
+        """Whether the ranks of the existing cluster, or else of the one that Start makes, are on this
+        host."""
         existing = self._existing_cluster()
         return self.devices.hosts.is_local if existing is None else existing.config.is_local
 
@@ -184,8 +183,8 @@ class SettingsArea:
         field.focus()
 
     def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
-        """Enable the controls that may be changed now: during a run those that steer it, while anything else
-        is going on none, and the devices only while there is no cluster."""
+        """Enable the controls that may be changed now: during a run the settings that can be changed while it
+        goes on, during other work none, and the devices only while there is no cluster."""
         for name, field in self.form.fields.items():
             is_steered = is_running and name in self.steerable
             field.disabled = name in self.form.fixed or (is_busy and not is_steered)
@@ -195,21 +194,18 @@ class SettingsArea:
             control.disabled = is_busy or has_cluster
         self._is_busy = is_busy
 
-    # ---- what the person does ----
+    # ---- actions of the person ----
 
-    def _take_setting(self, name: str) -> None:
+    def _on_run_field(self, name: str) -> None:
         with self._lock:
             self._on_change(name)
-            if name in ("resume", "run_name"):  # which run is resumed decides what may be changed
+            if name in ("resume", "run_name"):  # the run to resume decides which settings may be changed
                 self._on_other_settings()
             self.judge()
 
-    def _take_device(self, field: Field, _: Any) -> None:
+    def _on_device_field(self, field: Field, _: Any) -> None:
         field.changed = field.value != field.standard
         self._on_other_settings()
-
-    def _reset_device(self, field: Field) -> None:
-        field.show(field.standard)
 
     def _reset_all(self) -> None:
         """Give the settings of the run and those of the cluster their defaults again."""
@@ -217,22 +213,23 @@ class SettingsArea:
             self.form.reset_all()
             for field in self.devices.fields.values():
                 if field.changed and not field.disabled:
-                    self._reset_device(field)
+                    field.show_standard()
             self.judge()
 
-    def _take_last(self) -> None:
+    def _show_last_run(self) -> None:
         """Show the settings of the newest run of this recipe in the fields, such as one of a kernel that has
-        ended. The new run starts from scratch, also if that run was resumed."""
+        ended. The new run starts from scratch, even if that run was resumed."""
         with self._lock:
             last = self._last_settings()
             if last is None:
                 return
             _, config = last
             # The form's defaults are not the recipe's where a preset is chosen, or where the ranks have GPUs.
-            self.form.take(self.form.beyond_defaults(config))
+            self.form.set_values(self.form.beyond_defaults(config))
             self._on_other_settings()
 
     def _last_settings(self) -> tuple[Path, TrainConfig] | None:
+        """The folder and the settings of the newest run of this recipe; None if there is none."""
         runs_dir = Path(str(default_of(self.form.model, "runs_dir")))
         return runs.last_settings(runs_dir, self.form.recipe_of_runs)
 
@@ -245,7 +242,8 @@ class SettingsArea:
             self._last.tooltip = f"Take the settings of {last[0].name}"
 
     def _choose_workload(self, recipe: str, preset: str) -> None:
-        """Show another recipe's settings, or another preset's, with what both have and the person changed.
+        """Show the settings of another recipe or preset, with those of the person's changes that apply to
+        both.
 
         Raises:
             ConfigError: the recipe's file cannot be used; the form stays as it is.
@@ -253,41 +251,25 @@ class SettingsArea:
         with self._lock:
             earlier = self.form
             form = self._new_form(recipe, preset)
-            form.take_over(earlier)
+            form.copy_changes(earlier)
             self.form = form
-            self._put_fields()
+            self._show_form()
             self._on_other_settings()
             earlier.close()
 
-    # ---- what follows from the settings ----
+    # ---- consequences of the settings ----
 
     def judge(self) -> None:
         """Check what is typed so far, show each problem beside its field, and update the notes, the buttons
         and the texts to copy."""
         with self._lock:
-            cluster, chosen = self._present_cluster()
-            self.form.suit(has_gpus=any(device.kind == "cuda" for device in chosen))
-            config = self.form.judge(chosen)
-            is_local = self.is_local
-            if (batch := self.fields.get("batch_size")) is not None:
-                has_ranks = self._existing_cluster() is not None
-                is_known = (
-                    is_local or has_ranks or (cluster is not None and cluster.gpus_per_node is not None)
-                )
-                batch.note = global_batch(config, len(chosen)) if config is not None and is_known else ""
-            if config is not None:
-                self._say_length(config, None, len(chosen))
-            else:
-                self._show_length_notes("", "")
-            if self._memory is not None:
-                # Nothing is known of other hosts' memory.
-                if not is_local:
-                    self._memory.clear()
-                elif config is not None:
-                    self._memory.say(config, len(chosen), _limit_bytes(cluster, chosen))
-                elif self._memory.is_about({name for name, field in self.fields.items() if field.problem}):
-                    self._memory.clear()
-            self._say_wrong()
+            cluster, chosen = self._check_cluster()
+            self.form.adapt_defaults(has_gpus=any(device.kind == "cuda" for device in chosen))
+            config = self.form.validate(chosen)
+            self._show_notes(config, cluster, chosen)
+            wrong = "\n".join([*self._cluster_problems, *self.form.general_problems])
+            self._wrong.value = message_html(wrong, is_error=True) if wrong else ""
+            self._wrong.layout.display = "" if wrong else "none"
             num = sum(field.changed for field in self.every_field.values())
             self._reset.description = f"Reset all ({num} changed)" if num else "Reset all"
             self._reset.disabled = not num or self._is_busy
@@ -300,72 +282,90 @@ class SettingsArea:
             except ConfigError as error:
                 self._copy.refuse(str(error))
 
-    def _say_length(self, config: TrainConfig, data: DecodedData | None, num_ranks: int) -> None:
-        """Write below the fields of steps and epochs what follows for each from the other one."""
-        self._show_length_notes(*length_notes(config, data, num_ranks))
+    def _show_notes(
+        self, config: TrainConfig | None, cluster: ClusterConfig | None, chosen: Sequence[Device]
+    ) -> None:
+        """Show the notes on the global batch, on the length of the run and on the memory of its data.
 
-    def _show_length_notes(self, of_steps: str, of_epochs: str) -> None:
-        for name, note in {"steps": of_steps, "epochs": of_epochs}.items():
+        Args:
+            config: the settings of the run; None where they are not valid.
+            cluster: the settings of the cluster; None where they are not valid.
+            chosen: the devices of the ranks.
+        """
+        is_local = self.is_local
+        if (batch := self.fields.get("batch_size")) is not None:
+            knows_ranks = is_local or self._existing_cluster() is not None
+            knows_ranks |= cluster is not None and cluster.gpus_per_node is not None
+            batch.note = global_batch(config, len(chosen)) if config is not None and knows_ranks else ""
+        self._show_length(config, None, len(chosen))
+        if self._memory is None:
+            return
+        is_about_problem = self._memory.is_about({n for n, field in self.fields.items() if field.problem})
+        if is_local and config is not None:
+            self._memory.say(config, len(chosen), _limit_bytes(cluster, chosen))
+        # The memory of other hosts is not known.
+        elif not is_local or is_about_problem:
+            self._memory.clear()
+
+    def _show_length(self, config: TrainConfig | None, data: DecodedData | None, num_ranks: int) -> None:
+        """Show below the field of epochs the number that follows from the steps, or the other way round. No
+        data: their size is not known yet. No settings: they are not valid, and there is no note."""
+        notes = ("", "") if config is None else length_notes(config, data, num_ranks)
+        for name, note in zip(("steps", "epochs"), notes, strict=True):
             if name in self.fields:
                 self.fields[name].note = note
 
-    def _say_wrong(self) -> None:
-        wrong = "\n".join([*self._wrong_devices, *self.form.unplaced])
-        self._wrong.value = said(wrong, is_error=True) if wrong else ""
-        self._wrong.layout.display = "" if wrong else "none"
-
-    def _present_cluster(self) -> tuple[ClusterConfig | None, Sequence[Device]]:
-        """Check what is typed about the cluster, mark each wrong field, and collect in `_wrong_devices` the
-        problems that belong to no field.
+    def _check_cluster(self) -> tuple[ClusterConfig | None, Sequence[Device]]:
+        """Check what is typed about the cluster, show each problem beside its field, and collect in
+        `_cluster_problems` those that belong to no field.
 
         Returns:
             The settings of the run's cluster, or None where they are not valid.
             The devices of its ranks; CPU ranks stand for them where the settings do not say which.
         """
         existing = self._existing_cluster()
-        self._wrong_devices = []
+        self._cluster_problems = []
         if existing is not None:
             return existing.config, existing.devices
-        # Those that have an effect with the chosen launcher.
-        fields = self.devices.counting
+        fields = self.devices.applicable
         values, problems = read_drafts(fields)
         config: ClusterConfig | None = None
         chosen: Sequence[Device] | None = None
         try:
             config = ClusterConfig.checked(**self.devices.values(values))
             if config.is_local:
-                chosen = self._chosen(config)
+                chosen = self._chosen_devices(config)
                 together(
                     partial(devices.require_simulable, config, chosen),
                     partial(devices.least_rank_memory_bytes, config, chosen),
                 )
             else:
-                # Before the settings may be refused: without devices the form would judge the run for CPUs.
+                # This comes first: without devices the form would check the settings of the run for CPUs.
                 chosen = stand_ins(config)
-                launcher_of(config)  # refuses what it cannot do
+                launcher_of(config)  # raises where the launcher cannot do what the settings say
         except ConfigError as error:
-            by_field, self._wrong_devices = _sort_problems(error, fields)
+            by_field, self._cluster_problems = _sort_problems(error, fields)
             problems = {**by_field, **problems}
         for name, field in self.devices.fields.items():
             field.problem = problems.get(name, "")
         if chosen is None:
             chosen = devices.choose("none", values.get("ranks"))
-        if problems or self._wrong_devices or config is None:
+        if problems or self._cluster_problems or config is None:
             return None, chosen
         return with_numbers(config, chosen), chosen
 
-    def _chosen(self, config: ClusterConfig) -> Sequence[Device]:
+    def _chosen_devices(self, config: ClusterConfig) -> Sequence[Device]:
         """The devices of the ranks. The driver is asked once for each choice, and not whenever a key is
         pressed."""
         choice = config.gpus if config.takes_free_gpus else config.named_gpus, config.ranks
-        if choice not in self._devices_of:
-            self._devices_of[choice] = free_gpus.assumed(*choice)
-        return self._devices_of[choice]
+        if choice not in self._devices_by_choice:
+            self._devices_by_choice[choice] = free_gpus.assumed(*choice)
+        return self._devices_by_choice[choice]
 
 
 def _limit_bytes(cluster: ClusterConfig | None, chosen: Sequence[Device]) -> int | None:
-    """The host memory that the ranks may take together; None where nothing limits it. On a GPU the limit is
-    for the GPU's memory."""
+    """The host memory that all ranks together may take, in bytes; None where nothing limits it. On a GPU
+    `memory_limit` is for the GPU's memory, and not for the host's."""
     if cluster is None or not cluster.memory_limit or any(device.kind == "cuda" for device in chosen):
         return None
     return sum(devices.rank_memory_bytes(cluster, device, chosen) for device in chosen)

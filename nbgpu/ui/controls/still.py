@@ -1,4 +1,5 @@
-"""The control panel as a still table, for a notebook that is run without a page and read afterwards."""
+"""The control panel as a table without controls, for a notebook that is executed without a page and read
+afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def page(recipe: str, given: Mapping[str, Any]) -> str:
 
     Args:
         recipe: the workload.
-        given: the values that are not the defaults, as for a panel.
+        given: the values that are given in place of defaults, such as the preset.
     """
     values = settings_beside(recipe, given)
     groups: dict[str, list[str]] = {}
@@ -36,7 +37,7 @@ def page(recipe: str, given: Mapping[str, Any]) -> str:
 
 
 def in_code(recipe: str, given: Mapping[str, Any]) -> str:
-    """A sentence with the call that does the same, for a page that shows no widgets."""
+    """A sentence with the call that trains with these settings, for a page that shows no widgets."""
     arguments = ", ".join([f'"{recipe}"', *(f'{name}="{value}"' for name, value in given.items())])
     return f"In code: run = nbgpu.current().train({arguments}), with any setting by name; run.panel(), run.stop()"
 

@@ -1,4 +1,4 @@
-"""Reads the devices for a screen, on a thread and only while somebody asks."""
+"""Reads the devices for a page or a terminal, on a thread and only on request."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from nbgpu.client.host.device_cards import DeviceCards, HostDevices
 LATE_S = 5.0
 """Readings that take longer than this are reported: a driver in trouble may not answer for minutes."""
 _LEAST_PERIOD_S = 0.7
-"""The least time from one reading to the next, because several views of one panel ask for the same."""
+"""The least time from one reading to the next, because several views of one panel send requests."""
 
 
 class DeviceReader:
-    """Makes a reading for each time it is asked, one at a time. Between two readings no thread is there, so
-    that a page that is hidden, closed or gone costs nothing.
+    """Reads the devices once for each request, on a thread that ends with the reading. So a page that is
+    hidden, closed or gone costs nothing.
 
     Args:
-        show: takes what was read; called on the reading's thread.
-        complain: takes a sentence about a reading that failed or is late, and '' when one has come.
+        show: called with each reading, on its thread.
+        complain: called with a sentence about a reading that failed or is late, and with '' after a reading
+            that succeeded.
     """
 
     def __init__(self, show: Callable[[HostDevices], None], complain: Callable[[str], None]) -> None:
@@ -33,10 +34,9 @@ class DeviceReader:
         self._began_s = 0.0
         self._began_at = ""
         self._is_to_rest = False
-        self.num_readings = 0
 
     def ask(self) -> None:
-        """Begin a reading, unless one is under way. Returns at once."""
+        """Begin a reading, unless one has begun and is not complete. Returns at once."""
         with self._lock:
             self._is_to_rest = False
             now_s = time.monotonic()
@@ -55,14 +55,14 @@ class DeviceReader:
             )
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the reading under way; return whether it has come."""
+        """Wait for the reading that has begun; return whether it is complete."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
         return thread is None or not thread.is_alive()
 
     def rest(self) -> None:
-        """Let go of the driver until somebody asks again."""
+        """Close the driver until the next request."""
         with self._lock:
             self._is_to_rest = True
             if self._thread is None:
@@ -73,10 +73,7 @@ class DeviceReader:
         readings apart."""
         try:
             time.sleep(pause_s)
-            devices = self._cards.read()
-            with self._lock:
-                self.num_readings += 1
-            self._show(devices)
+            self._show(self._cards.read())
             self._complain("")
         except Exception as error:  # noqa: BLE001 - nobody would see it on this thread, so the page shows it
             self._complain(f"The devices cannot be read: {type(error).__name__}: {error}")

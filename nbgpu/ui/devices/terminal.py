@@ -1,4 +1,4 @@
-"""The cards of the devices as text, in colour where that is a terminal's."""
+"""The cards of the devices as text, in colour if the output is a terminal."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ _COLORS: dict[State, str] = {
 }
 _INDENT = 2
 _MEMORY_BAR, _LOAD_BAR = 8, 6
-"""Columns, with which memory, load and heat fit into a line of 80."""
+"""The widths of the bars in columns, by which memory, load and heat fit into a line of 80."""
 
 
 def cards(devices: HostDevices) -> RenderableType:
-    """Every device as a card of some lines."""
+    """Every device as a card of several lines. The MIG partitions of a GPU stand below its name."""
     parts: list[RenderableType] = []
-    for group, members in groupby(devices.cards, key=lambda card: card.group):
-        split = list(members)
-        if group:
-            head = _sides(
-                Text(f"{group}, split into parts (MIG)", style="bold"), Text(split[0].heat_in_words())
-            )
-            parts += [head, *(Padding(_card(part), (0, 0, 0, _INDENT)) for part in split)]
+    for gpu, group in groupby(devices.cards, key=lambda card: card.group):
+        members = list(group)
+        if gpu:
+            title = Text(f"{gpu}, split into parts (MIG)", style="bold")
+            parts.append(_sides(title, Text(members[0].heat_in_words())))
+            parts += (Padding(_card(partition), (0, 0, 0, _INDENT)) for partition in members)
         else:
-            parts += map(_card, split)
+            parts += map(_card, members)
     return Group(*parts, *_note(devices))
 
 
 def rows(devices: HostDevices, num_lines: int) -> RenderableType:
-    """Return one line for each device, as many as fit, grouped under the model name."""
+    """Return one line for each device, as many as fit into `num_lines`, below the names of the models."""
     title_width = max(len(card.title) for card in devices.cards)
     lines: list[RenderableType] = []
     for name, members in groupby(devices.cards, key=lambda card: card.group or card.name):
@@ -59,17 +58,17 @@ def rows(devices: HostDevices, num_lines: int) -> RenderableType:
 
 @dataclass(frozen=True)
 class Screen:
-    """A line, and below it the cards where they fit into the window, and else a line for each device."""
+    """A line, and below it the cards, or a line for each device if the cards do not fit into the window."""
 
     head: Text
     devices: HostDevices
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         num_lines = (options.height or console.size.height) - 1
-        every = cards(self.devices)
-        is_small = len(console.render_lines(every, options.update(height=None))) > num_lines
+        all_cards = cards(self.devices)
+        fits = len(console.render_lines(all_cards, options.update(height=None))) <= num_lines
         yield self.head
-        yield rows(self.devices, num_lines) if is_small else every
+        yield all_cards if fits else rows(self.devices, num_lines)
 
 
 def _card(card: DeviceCard) -> RenderableType:
@@ -109,6 +108,7 @@ def _holder(card: DeviceCard) -> Text:
 
 
 def _sides(left: Text, right: Text) -> Table:
+    """A line with one text at the left end and one at the right end."""
     table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(ratio=1)
     table.add_column(justify="right")
@@ -117,6 +117,7 @@ def _sides(left: Text, right: Text) -> Table:
 
 
 def _share(card: DeviceCard) -> float | None:
+    """The share of the memory that is used, from 0 to 1; None if it is not known."""
     if card.used_bytes is None or not card.total_bytes:
         return None
     return card.used_bytes / card.total_bytes
@@ -139,21 +140,21 @@ def _labelled_bar(name: str, share: float | None, value_text: str, bar_width: in
 
 @dataclass(frozen=True)
 class _Flow:
-    """Parts side by side, and in as many lines as the window needs."""
+    """Parts side by side, in as many lines as the window needs."""
 
     parts: list[RenderableType]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lay the parts out from left to right, and begin a new line where a part does not fit any more."""
+        """Lay the parts out from left to right, and begin a new line before a part that does not fit."""
         lines: list[list[RenderableType]] = []
-        left = 0
+        free_width = 0
         for part in self.parts:
             width = console.measure(part, options=options).maximum
-            if not lines or width > left:
+            if not lines or width > free_width:
                 lines.append([])
-                left = options.max_width
+                free_width = options.max_width
             lines[-1].append(part)
-            left -= width + _INDENT
+            free_width -= width + _INDENT
         for line in lines:
             table = Table.grid(padding=(0, _INDENT), pad_edge=False)
             table.add_row(*line)

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Callable, Iterator
@@ -25,14 +26,14 @@ from nbgpu.ui.devices.reader import DeviceReader
 
 _PERIOD_S = 1.0
 _POLL_S = 0.1
-"""The longest time, in seconds, until a key or a change of the window's size is noticed."""
+"""The longest delay, in seconds, after a key or a change of the window's size."""
 _CPU_INTERVAL_S = 0.25
 """The time between the two readings over which the processor's load is measured."""
 _COLUMNS = 80
 
 
 def read_once() -> HostDevices:
-    """The devices now. It takes a quarter of a second, over which the processor's load is measured."""
+    """Read the devices. This takes a quarter of a second, over which the processor's load is measured."""
     with DeviceCards() as cards:
         cards.read()
         time.sleep(_CPU_INTERVAL_S)
@@ -40,7 +41,7 @@ def read_once() -> HostDevices:
 
 
 def as_text() -> str:
-    """The cards of the devices now, as lines without colours."""
+    """Read the devices, and return their cards as lines without colours."""
     text = StringIO()
     Console(file=text, width=_COLUMNS, highlight=False, force_jupyter=False).print(
         terminal.cards(read_once())
@@ -54,14 +55,13 @@ def watch(console: Console) -> None:
     reader = DeviceReader(state.show, state.complain)
     with _ending_on_sigterm():
         while _show_until_key(console, state, reader) == "suspend":
-            # Stopped as by Ctrl-Z, with the terminal as it was; `fg` goes on here.
+            # Suspend the process as Ctrl-Z does, with the terminal restored. After `fg` it continues here.
             os.kill(os.getpid(), signal.SIGSTOP)
     reader.rest()
 
 
 class _State:
-    """The last reading, which comes on another thread, so that a driver that hangs does not take the keys
-    away."""
+    """The newest reading. It is written by another thread, so that keys work while the driver hangs."""
 
     def __init__(self) -> None:
         self.devices: HostDevices | None = None
@@ -78,8 +78,8 @@ class _State:
             self.num_changes += 1
 
     def screen(self) -> terminal.Screen | Text:
-        """Return what the terminal shows: a line with the host and the time, or the problem, and the cards
-        below it."""
+        """Return the content of the terminal: a line with the host and the time, or with the problem, and the
+        cards below it."""
         now = time.strftime("%H:%M:%S")
         head = Text.assemble((os.uname().nodename, "bold"), f"  {now}  q ends", no_wrap=True)
         if self.problem:
@@ -90,11 +90,11 @@ class _State:
 
 
 def _show_until_key(console: Console, state: _State, reader: DeviceReader) -> Literal["quit", "suspend"]:
-    """Show the devices until the person ends that. Return 'quit' after q, or when the terminal is gone, and
+    """Show the devices until the person quits. Return 'quit' after q, or when the terminal is gone, and
     'suspend' after Ctrl-Z."""
-    suspended: list[int] = []
-    # Ctrl-Z is only noted here: the terminal has to be restored before the process stops.
-    before = signal.signal(signal.SIGTSTP, lambda number, _: suspended.append(number))
+    suspended = threading.Event()
+    # Ctrl-Z takes effect later: the terminal has to be restored before the process stops.
+    before = signal.signal(signal.SIGTSTP, lambda *_: suspended.set())
     try:
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
             next_s, drawn = 0.0, None
@@ -108,7 +108,7 @@ def _show_until_key(console: Console, state: _State, reader: DeviceReader) -> Li
                 # None once the terminal is gone.
                 if (key := pressed(_POLL_S)) is None or "q" in key.lower():
                     return "quit"
-                if suspended:
+                if suspended.is_set():
                     return "suspend"
     finally:
         signal.signal(signal.SIGTSTP, before)
@@ -116,8 +116,8 @@ def _show_until_key(console: Console, state: _State, reader: DeviceReader) -> Li
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str | None]]:
-    """Give a function that waits up to so many seconds for keys. It returns their text, '' if none was
-    pressed, and None once the terminal is gone. Where stdin is not a terminal there are no keys."""
+    """Yield a function that waits for keys, up to a number of seconds. It returns their text, '' if none was
+    pressed, and None once the terminal is gone. Without a terminal as stdin it only waits."""
     fd = sys.stdin.fileno()
     if not os.isatty(fd):
 
@@ -144,7 +144,8 @@ def _keys() -> Iterator[Callable[[float], str | None]]:
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """End with SystemExit on SIGTERM, so that the terminal is restored, as after `timeout 10 nbgpu top`."""
+    """Raise SystemExit on SIGTERM, such as that of `timeout 10 nbgpu top`, so that the terminal is
+    restored."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

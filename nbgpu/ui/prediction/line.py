@@ -18,27 +18,27 @@ def begin(title: str) -> Callable[[Progress], None]:
     """Display the line, and return the function that updates it; without IPython nothing is shown."""
     if get_ipython() is None:
         return lambda progress: None
-    slot, newest = new_slot(), Progress()
-    display(_bundle(title, newest), raw=True, display_id=slot)
-    last: list[str] = []
+    slot, shown = new_slot(), ""
+    display(_bundle(title, Progress()), raw=True, display_id=slot)
 
     def show(progress: Progress) -> None:
-        if last != [in_words(progress)]:
-            last[:] = [in_words(progress)]
+        nonlocal shown
+        if shown != in_words(progress):
+            shown = in_words(progress)
             update_display(_bundle(title, progress), raw=True, display_id=slot)
 
     return show
 
 
 def _bundle(title: str, progress: Progress) -> dict[str, Any]:
-    """Return the progress as HTML with a bar, and as plain text. A total that is not known yet gives a bar
-    that only shows activity."""
-    words = in_words(progress)
+    """Return the progress as HTML with a bar, and as plain text. While the total is not known, the bar only
+    shows activity."""
+    text = in_words(progress)
     share = f' value="{progress.num_done}" max="{progress.num_samples}"' if progress.num_samples else ""
     return {
-        "text/plain": f"{title}: {words}",
+        "text/plain": f"{title}: {text}",
         "text/html": (
             f'<div role="status">{html.escape(title)} '
-            f'<progress aria-label="{html.escape(title)}"{share}></progress> {html.escape(words)}</div>'
+            f'<progress aria-label="{html.escape(title)}"{share}></progress> {html.escape(text)}</div>'
         ),
     }

@@ -1,4 +1,4 @@
-"""The progress of a prediction in a terminal: a bar, or a line now and then where the output is a file."""
+"""The progress of a prediction in a terminal: a bar, or a line every few seconds if the output is a file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ from nbgpu.ui.run.terminal import LINE_PERIOD_S
 
 @contextmanager
 def shown(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """Give a function that shows the progress as long as the block lasts."""
+    """Yield a function that shows the progress during the `with` block."""
     if not console.is_terminal:
-        yield _Lines(console).show
+        next_line_s = time.monotonic() + LINE_PERIOD_S
+
+        def print_line(progress: Progress) -> None:
+            nonlocal next_line_s
+            if time.monotonic() >= next_line_s:
+                next_line_s += LINE_PERIOD_S
+                console.print(in_words(progress), highlight=False)
+
+        yield print_line
         return
     columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     # Only the caller's thread draws.
@@ -36,16 +44,3 @@ def shown(console: Console) -> Iterator[Callable[[Progress], None]]:
             bars.refresh()
 
         yield show
-
-
-class _Lines:
-    """Prints the progress as a line from time to time, for an output that is no terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._next_mono_s = time.monotonic() + LINE_PERIOD_S
-
-    def show(self, progress: Progress) -> None:
-        if time.monotonic() >= self._next_mono_s:
-            self._next_mono_s += LINE_PERIOD_S
-            self._console.print(in_words(progress), highlight=False)

@@ -1,7 +1,7 @@
-"""A run's curves as still pictures: a Plotly figure as plain JSON, and an SVG picture of each chart.
+"""The curves of a run as a Plotly figure in plain JSON, and as an SVG picture of each chart.
 
 Backgrounds are transparent, and text is a grey that is readable on white and on JupyterLab's dark page,
-because it is not known on which background a picture in a notebook will be shown.
+because a picture in a notebook may be shown on either.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from nbgpu.ui.run.system_charts import SYSTEM_CHARTS, SystemChart
 from nbgpu.ui.run.wording import readable
 
 MAX_POINTS = 1200
-"""The points of each curve in a picture: about as many pairs of extremes as the chart has columns of
-pixels."""
+"""The most points of a curve in a picture: about two for each column of pixels."""
 MAX_SMOOTHED_POINTS = 400
-"""The points of a smoothed curve, which has no spikes."""
+"""The most points of a smoothed curve, which has no spikes."""
 
 RAW_OPACITY = 0.75
-"""Raw lines are thin, and faint no further than that they can be seen on a dark page."""
+"""The opacity of raw lines, which are thin: fainter ones could not be seen on a dark page."""
 
-_BETWEEN_ENDS = "Between the dashed lines is its 95 % interval over the held-out cases."
+_INTERVAL_NOTE = "Between the dashed lines is its 95 % interval over the held-out cases."
 _ROW_PX = 250
 _ROW_GAP_PX = 80
 _BOTTOM_PX = 45
@@ -48,30 +47,31 @@ _PICTURE_NOTE_WIDTH = 40
 _NOTE_PT = 8
 _NOTE_LINE_PT = 10
 _PICTURE_STYLE = "flex:1 1 302px;min-width:0;max-width:400px"
-"""Two pictures beside each other where an output of a notebook is 617 pixels wide. At their narrowest their
-letters are 11 pixels high."""
+"""The widths of a picture in the page, by which two pictures fit side by side into a notebook's output of 617
+pixels. At the least width the letters are 11 pixels high."""
 
 _SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "nonfinite": "▲", "note": "●"}
 
-_NOT_OF_RECIPE = frozenset(
+_NOT_FROM_RECIPE = frozenset(
     {"loss", "compute_s", "utilization_lost_percent"}
     | {line[0] for chart in SYSTEM_CHARTS for line in chart.lines}
 )
-"""Series that are no measurement of the recipe's. All others get a chart each."""
+"""The series that a recipe does not name itself. All others get a chart each."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart. `rank` is None for a number that all ranks share."""
+    """One line of a chart."""
 
     rank: int | None
+    """None for a number that all ranks share."""
     label: str
     x: list[float]
     y: list[float]
     style: str
     """The style of the line: 'raw' (thin), 'bold', 'solid', 'dash' or 'dot'."""
     smoothed: list[float] | None = None
-    """The values of the smoothed line at the same points, of a raw curve."""
+    """For a raw curve that has a smoothed one: the values of that one at the same points."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Chart:
     """One chart: a title with the unit, and its curves."""
 
     title: str
+    """It ends with the unit in brackets, if there is one."""
     curves: list[Curve]
     note: str = ""
     """A sentence that keeps the chart from being misread; usually empty."""
@@ -93,61 +94,59 @@ def _curve(rank: int | None, label: str, series: Series, style: str, scale: floa
 
 
 def _raw_and_smoothed(rank: int, series: Series, max_points: int = MAX_POINTS) -> list[Curve]:
-    """Return two curves of a series: the raw one, which carries the smoothed values for the text at the
-    pointer, and the smoothed one."""
-    average = Series(series.times_s, series.steps, smoothed(series.values))
+    """Return two curves of a series: the raw one and the smoothed one. The raw one has the smoothed values
+    too, for the text at the pointer."""
+    smooth = Series(series.times_s, series.steps, smoothed(series.values))
+    smooth_at_step = dict(zip(smooth.steps, smooth.values, strict=True))
     raw = _curve(rank, f"rank {rank}", series.thinned(max_points, over_time=False), "raw")
-    beside = dict(zip(average.steps, average.values, strict=True))
     return [
-        replace(raw, smoothed=[beside[round(step)] for step in raw.x]),
-        _curve(rank, f"rank {rank}, smoothed", average, "bold"),
+        replace(raw, smoothed=[smooth_at_step[round(step)] for step in raw.x]),
+        _curve(rank, f"rank {rank}, smoothed", smooth, "bold"),
     ]
 
 
 def _losses(history: History, why_losses_differ: str) -> list[Chart]:
-    """Return the chart of the loss with the loss of the validations in it, or two charts if these losses are
-    not comparable."""
-    of_steps: list[Curve] = []
-    for rank, series in history.ranks_of("loss").items():
-        of_steps += _raw_and_smoothed(rank, series)
-    validation = list(history.ranks_of("val_loss").values())[:1]
-    held_out = [_curve(None, "validation", series, "dot") for series in validation]
+    """Return one chart of the training loss and the validation loss, or a chart of each if the two are not
+    comparable."""
+    training = _curves_by_rank(history, "loss")
+    validation = _shared_curve(history, "val_loss", "validation", "dot")
     if not why_losses_differ:
-        return [Chart("Loss", of_steps + held_out)]
-    return [Chart("Loss", of_steps), Chart("Validation loss", held_out, why_losses_differ)]
+        return [Chart("Loss", training + validation)]
+    return [Chart("Loss", training), Chart("Validation loss", validation, why_losses_differ)]
 
 
 def _validation(history: History) -> list[Chart]:
-    """A chart for each value of the validations beside the loss, under its name, with the ends of its
-    interval where it has one."""
+    """Return a chart of each validation value other than the loss, with the ends of its interval if it has
+    one."""
     names = {n for _, n in history.series if n.startswith("val_") and n != "val_loss"}
     drawn = []
     for name in sorted(name for name in names if not ends_an_interval(name, names)):
         ends = [f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in names]
-        curves = [_curve_of_all_ranks(history, name, "validation", "dot")]
-        curves += [_curve_of_all_ranks(history, end, "95 % interval", "dash") for end in ends]
-        drawn.append(Chart(f"Validation: {readable(name)}", curves, _BETWEEN_ENDS if ends else ""))
+        curves = _shared_curve(history, name, "validation", "dot")
+        for end in ends:
+            curves += _shared_curve(history, end, "95 % interval", "dash")
+        drawn.append(Chart(f"Validation: {readable(name)}", curves, _INTERVAL_NOTE if ends else ""))
     return drawn
 
 
-def _curve_of_all_ranks(history: History, name: str, label: str, style: str) -> Curve:
-    return _curve(None, label, next(iter(history.ranks_of(name).values())), style)
+def _shared_curve(history: History, name: str, label: str, style: str) -> list[Curve]:
+    """The curve of a number that all ranks share, as a list; an empty list if it was not recorded."""
+    return [_curve(None, label, series, style) for series in history.ranks_of(name).values()][:1]
+
+
+def _curves_by_rank(history: History, name: str, max_points: int = MAX_POINTS) -> list[Curve]:
+    """The raw and the smoothed curve of a number for each rank."""
+    by_rank = history.ranks_of(name)
+    return [curve for rank in by_rank for curve in _raw_and_smoothed(rank, by_rank[rank], max_points)]
 
 
 def _others(history: History) -> list[Chart]:
-    """A chart for each other number that the recipe names, such as the terms of its loss: their scales
+    """Return a chart of each other number that the recipe records, such as a term of its loss. Their scales
     differ."""
     names = {n for _, n in history.series if not n.startswith("val_") and not is_learning_rate(n)}
     return [
-        Chart(
-            readable(name),
-            [
-                curve
-                for rank, series in history.ranks_of(name).items()
-                for curve in _raw_and_smoothed(rank, series, MAX_SMOOTHED_POINTS)
-            ],
-        )
-        for name in sorted(names - _NOT_OF_RECIPE)
+        Chart(readable(name), _curves_by_rank(history, name, MAX_SMOOTHED_POINTS))
+        for name in sorted(names - _NOT_FROM_RECIPE)
     ]
 
 
@@ -167,7 +166,7 @@ def charts(history: History, why_losses_differ: str = "") -> list[Chart]:
 
     Args:
         history: the run's numbers.
-        why_losses_differ: why the losses of steps and validations are not comparable; else empty.
+        why_losses_differ: the reason why training and validation losses are not comparable; else empty.
     """
     drawn = [
         *_losses(history, why_losses_differ),
@@ -184,7 +183,7 @@ PLOTLY_CONFIG = {"responsive": True, "displaylogo": False}
 
 
 def plotly_layout(height: float, above: float, below: float) -> dict[str, Any]:
-    """What the layouts of all Plotly figures of runs, sweeps and studies have in common.
+    """The part of the layout that the Plotly figures of runs, sweeps and studies have in common.
 
     Args:
         height: of the whole figure, in pixels.
@@ -201,7 +200,8 @@ def plotly_layout(height: float, above: float, below: float) -> dict[str, Any]:
 
 
 def plotly_title(text: str, x: float, y: float) -> dict[str, Any]:
-    """The title of one chart of several in a figure, above the place (x, y) of the figure."""
+    """The title of one of several charts in a figure, as an annotation above the point (x, y), in shares of
+    the plot's width and height."""
     return {
         "text": text,
         "x": x,
@@ -215,49 +215,46 @@ def plotly_title(text: str, x: float, y: float) -> dict[str, Any]:
     }
 
 
-_PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dash": "dash", "dot": "dot"}
 _WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dash": 1.5, "dot": 2.0}
 
 
-def _titled(chart: Chart, info: RunInfo) -> str:
-    """The title of a chart, with the simulated link where that changes what is drawn."""
+def _full_title(chart: Chart, info: RunInfo) -> str:
+    """The title of a chart, with the simulated link if that affects the values."""
     return f"{chart.title}, {info.simulated}" if info.simulated and chart.is_simulated else chart.title
 
 
-def _of_y(chart: Chart) -> str:
-    """The name of a chart's y axis: the unit, which stands in its title, or else the title itself."""
+def _y_title(chart: Chart) -> str:
+    """The title of a chart's y axis: the unit at the end of the chart's title, or else that title itself."""
     unit = re.search(r"\((.+)\)$", chart.title)
     return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
 
 
 def max_step(drawn: Sequence[Chart]) -> float:
-    return max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=1.0) or 1.0
-
-
-def _wrapped(note: str) -> str:
-    return "<br>".join(f"<i>{line}</i>" for line in wrap(note, _NOTE_WIDTH))
+    """The last step of all curves; 1 if there is none."""
+    return max((curve.x[-1] for chart in drawn for curve in chart.curves if curve.x), default=1.0) or 1.0
 
 
 def _rounded(values: list[float]) -> list[float | None]:
-    """Round to five digits, which are more than a screen shows, and replace NaN, which JSON lacks, by None,
-    for which Plotly leaves a gap."""
+    """Round to five digits, which are more than a screen shows. NaN and infinity, which JSON lacks, become
+    None, for which Plotly leaves a gap."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
 def plotly_figure(
     info: RunInfo, history: History, drawn: Sequence[Chart], last_step: float | None = None
 ) -> dict[str, Any]:
-    """Return charts as a dict of the type `application/vnd.plotly.v1+json`.
+    """Return charts, two in a row, as a dict of the type `application/vnd.plotly.v1+json`.
 
     Args:
         info, history: the run and its numbers.
         drawn: some of the charts that `charts` returned.
-        last_step: the end of their axes; None for the last step of these charts.
+        last_step: the end of their x axes; None for the last step of these charts.
     """
+    # Heights of the rows and of the gaps between them are shares of the plot's height.
     num_rows = max(math.ceil(len(drawn) / 2), 1)
-    gap = _ROW_GAP_PX / (_ROW_PX * num_rows) if num_rows > 1 else 0.0
-    height = (1 - gap * (num_rows - 1)) / num_rows
     plot_px = _ROW_PX * num_rows
+    gap = _ROW_GAP_PX / plot_px if num_rows > 1 else 0.0
+    height = (1 - gap * (num_rows - 1)) / num_rows
     num_note_lines = max((len(wrap(chart.note, _NOTE_WIDTH)) for chart in drawn[:2]), default=0)
     top_px = 60 + 16 * num_note_lines
     layout: dict[str, Any] = {
@@ -271,16 +268,16 @@ def plotly_figure(
     data: list[dict[str, Any]] = []
     in_legend: set[int | None] = set()
     last_step = last_step or max_step(drawn)
+    columns = ((0.0, 0.46), (0.54, 1.0)) if len(drawn) > 1 else ((0.0, 1.0),)
     for i, chart in enumerate(drawn):
+        # Plotly numbers axes from 'x' and 'y' on: 'x2', 'y2' and so on.
         suffix = str(i + 1) if i else ""
-        column, row = i % 2, i // 2
-        alone = len(drawn) == 1
-        left, right = (0.0, 1.0) if alone else ((0.0, 0.46), (0.54, 1.0))[column]
-        top = 1 - row * (height + gap)
+        left, right = columns[i % 2]
+        top = 1 - i // 2 * (height + gap)
         layout[f"xaxis{suffix}"] = {
             **PLOTLY_AXIS,
             "domain": [left, right],
-            # All charts over the same steps. Markers would make Plotly leave room at the ends of some.
+            # All charts have the same range. By default, Plotly leaves room at the ends if there are markers.
             "range": [0, last_step],
             "anchor": f"y{suffix}",
             "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
@@ -289,56 +286,64 @@ def plotly_figure(
             **PLOTLY_AXIS,
             "domain": [max(top - height, 0.0), top],
             "anchor": f"x{suffix}",
-            "title": {"text": _of_y(chart), "standoff": 4, "font": {"size": 11}},
+            "title": {"text": _y_title(chart), "standoff": 4, "font": {"size": 11}},
         }
         if chart.from_zero:
             layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
-        title = f"<b>{_titled(chart, info)}</b>" + (f"<br>{_wrapped(chart.note)}" if chart.note else "")
+        note = [f"<i>{line}</i>" for line in wrap(chart.note, _NOTE_WIDTH)]
+        title = "<br>".join([f"<b>{_full_title(chart, info)}</b>", *note])
         layout["annotations"].append({**plotly_title(title, left, top), "font": {"size": 13}})
         for mark in history.marks:
             layout["shapes"].append(_mark_line(mark, suffix))
             layout["annotations"].append(_mark_symbol(mark, suffix))
         for curve in chart.curves:
-            shown = curve.style != "raw" and curve.rank not in in_legend
-            if shown:
+            shows_legend = curve.style != "raw" and curve.rank not in in_legend
+            if shows_legend:
                 in_legend.add(curve.rank)
-            is_raw = curve.style == "raw"
-            dotted = len(curve.x) == 1 or curve.style == "dot"
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers" if dotted or is_raw else "lines",
-                    "name": _name(curve.rank),
-                    "legendgroup": _name(curve.rank),
-                    "showlegend": shown,
-                    # The raw line says what the smoothed one has beside it.
-                    **(
-                        {"hoverinfo": "skip"}
-                        if curve.style == "bold"
-                        else {
-                            "hovertemplate": f"step %{{x}}, {curve.label}: %{{y:.4g}}"
-                            + (", smoothed %{customdata:.4g}" if is_raw else "")
-                            + "<extra></extra>"
-                        }
-                    ),
-                    **({"customdata": _rounded(curve.smoothed)} if curve.smoothed is not None else {}),
-                    "opacity": RAW_OPACITY if is_raw else 1.0,
-                    "x": curve.x,
-                    "y": _rounded(curve.y),
-                    "xaxis": f"x{suffix}",
-                    "yaxis": f"y{suffix}",
-                    # The newest raw value is never hidden behind the smoothed line.
-                    "cliponaxis": not (dotted or is_raw),
-                    "marker": {"size": 5 if dotted else [0] * (len(curve.x) - 1) + [6] if is_raw else 5},
-                    "line": {
-                        "color": _color(curve.rank),
-                        "width": _WIDTH[curve.style],
-                        "dash": _PLOTLY_DASH[curve.style],
-                    },
-                }
-            )
+            data.append(_trace(curve, suffix, shows_legend))
     layout["meta"] = {"run_id": info.run_id, "recipe": info.recipe}
     return {"data": data, "layout": layout, "config": PLOTLY_CONFIG}
+
+
+def _trace(curve: Curve, suffix: str, shows_legend: bool) -> dict[str, Any]:
+    """Return a curve as a trace of Plotly.
+
+    Args:
+        curve: the curve.
+        suffix: the number of the chart's axes in their names; empty for the first chart.
+        shows_legend: whether the curve stands for its rank in the legend.
+    """
+    is_raw = curve.style == "raw"
+    has_dots = len(curve.x) == 1 or curve.style == "dot"
+    # The text of the raw line at the pointer names the smoothed value too.
+    hover: dict[str, Any] = {"hoverinfo": "skip"}
+    if curve.style != "bold":
+        smoothed_text = ", smoothed %{customdata:.4g}" if is_raw else ""
+        text = f"step %{{x}}, {curve.label}: %{{y:.4g}}{smoothed_text}<extra></extra>"
+        hover = {"hovertemplate": text}
+    if curve.smoothed is not None:
+        hover["customdata"] = _rounded(curve.smoothed)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if has_dots or is_raw else "lines",
+        "name": _name(curve.rank),
+        "legendgroup": _name(curve.rank),
+        "showlegend": shows_legend,
+        **hover,
+        "opacity": RAW_OPACITY if is_raw else 1.0,
+        "x": curve.x,
+        "y": _rounded(curve.y),
+        "xaxis": f"x{suffix}",
+        "yaxis": f"y{suffix}",
+        "cliponaxis": not (has_dots or is_raw),
+        # The newest raw value has a dot, because the smoothed line would hide it.
+        "marker": {"size": [0] * (len(curve.x) - 1) + [6] if is_raw and not has_dots else 5},
+        "line": {
+            "color": _color(curve.rank),
+            "width": _WIDTH[curve.style],
+            "dash": curve.style if curve.style in ("dash", "dot") else "solid",
+        },
+    }
 
 
 def _mark_color(mark: Event) -> str:
@@ -376,12 +381,12 @@ def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
     }
 
 
-_MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dash": "--", "dot": ":"}
+_MPL_DASH = {"dash": "--", "dot": ":"}
 
 
 def pictures(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
-    """Return the charts as HTML for a notebook: pictures, as many beside each other as the page is wide,
-    below the colours of the ranks."""
+    """Return the charts as HTML for a notebook: a legend with the colours of the ranks, and below it the
+    pictures, as many side by side as the page has room for."""
     ranks = {curve.rank for chart in drawn for curve in chart.curves}
     legend = "&emsp;".join(
         f'<span style="color:{_color(rank)}">■</span> {_name(rank)}'
@@ -403,7 +408,7 @@ def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str
         axes.plot(
             curve.x,
             curve.y,
-            _MPL_STYLE[curve.style],
+            _MPL_DASH.get(curve.style, "-"),
             color=_color(curve.rank),
             alpha=RAW_OPACITY if curve.style == "raw" else 1.0,
             linewidth=_WIDTH[curve.style] * 0.8,
@@ -414,12 +419,12 @@ def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str
         axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
     # The newest point stays clear of the edge.
     axes.set_xlim(0, 1.01 * last_step)
-    title = _titled(chart, info)
+    title = _full_title(chart, info)
     note = wrap(chart.note, _PICTURE_NOTE_WIDTH)
-    style_axes(axes, title, chart.from_zero, y_title=_of_y(chart), num_lines_below_title=len(note))
-    # In small letters, because what does not fit beside the axis is cut off.
-    below = axes.annotate("\n".join(note), (0, 1), (0, 4), "axes fraction", "offset points", va="bottom")
-    below.set(color=TEXT_COLOR, fontsize=_NOTE_PT)
+    style_axes(axes, title, chart.from_zero, y_title=_y_title(chart), num_lines_below_title=len(note))
+    # The letters are small, because text that is wider than the picture is cut off.
+    annotation = axes.annotate("\n".join(note), (0, 1), (0, 4), "axes fraction", "offset points", va="bottom")
+    annotation.set(color=TEXT_COLOR, fontsize=_NOTE_PT)
     return svg_element(figure, f"{title}, run {info.run_id}")
 
 
@@ -432,7 +437,7 @@ def _name(rank: int | None) -> str:
 
 
 def new_figure(inches: tuple[float, float]) -> tuple[Figure, Axes]:
-    """A figure with one chart on a transparent ground."""
+    """A figure with one chart on a transparent background; `inches` is (width, height)."""
     figure = Figure(figsize=inches, layout="constrained")
     figure.patch.set_alpha(0)
     return figure, figure.add_subplot()
@@ -446,7 +451,7 @@ def style_axes(
     y_title: str = "",
     num_lines_below_title: int = 0,
 ) -> None:
-    """Give a chart the same style as all others, with room below its title for lines of a note."""
+    """Give a chart the same style as all others, with room below its title for the lines of a note."""
     axes.patch.set_alpha(0)
     pad_pt = 6 + num_lines_below_title * _NOTE_LINE_PT
     axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11, pad=pad_pt)
@@ -462,10 +467,11 @@ def style_axes(
 
 
 def svg_element(figure: Figure, title: str) -> str:
-    """A matplotlib figure as an SVG element of a page, as wide as its place there. Its text stays text."""
+    """A matplotlib figure as an SVG element that fills the width of its parent in a page. Its text stays
+    text."""
     FigureCanvasSVG(figure)
-    # matplotlib has only a global setting for this. One key is restored and not all of them, because this may
-    # run in a thread while a cell changes others.
+    # The type of fonts is a global setting of matplotlib. Only this one is restored, because a cell may
+    # change others while this runs on a thread.
     fonttype = mpl.rcParams["svg.fonttype"]
     mpl.rcParams["svg.fonttype"] = "none"
     try:
@@ -473,6 +479,6 @@ def svg_element(figure: Figure, title: str) -> str:
         figure.savefig(file, format="svg", transparent=True, metadata={"Title": title, "Date": None})
     finally:
         mpl.rcParams["svg.fonttype"] = fonttype
-    # The text before the element is needed only in a separate SVG file.
+    # A page needs no XML declaration, which stands before the element.
     picture = file.getvalue()[file.getvalue().index("<svg") :]
     return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)

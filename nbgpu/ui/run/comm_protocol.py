@@ -1,6 +1,6 @@
 """The format of points for the panel's page: four flat little-endian arrays, one buffer each.
 
-buffer 0   uint16   the series, counted in the order in which they were announced
+buffer 0   uint16   the number of the series, in the order in which the series were announced
 buffer 1   float64  time in seconds since the epoch
 buffer 2   int32    optimizer steps done
 buffer 3   float32  the value
@@ -33,7 +33,7 @@ class SeriesIds:
 
 
 def encode(series: Mapping[SeriesKey, Series], ids: SeriesIds, max_points: int) -> list[bytes]:
-    """The buffers of the points of `series`: at most `max_points` of each series, including its extremes."""
+    """Return the four buffers with the points of all series, each thinned to at most `max_points`."""
     numbers: list[int] = []
     times_s: list[float] = []
     steps: list[int] = []

@@ -1,8 +1,8 @@
-"""The head of a run as it stays in the notebook: its state, how far it came, its best and last values, its
-ranks, why it failed, its result, what happened, and the way back to it.
+"""The head of a run, which stays in the notebook: the state, the progress, the best and last values, the
+ranks, the error, the result, the events, and links and commands to get back to the run.
 
-It is HTML that JupyterLab shows as it is in a notebook that nobody has trusted, with no script and no style
-sheet, so that it reads the same after a reload, without a kernel, and in a page made by nbconvert.
+The head is HTML without scripts and style sheets, which JupyterLab shows unchanged in a notebook that is not
+trusted. So it looks the same after a reload, without a kernel, and in a page made by nbconvert.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 MAX_RANKS = 32
 MAX_EVENTS = 200
 _GIB = 2.0**30
-_LEAST_SHARE_IN_COMMON = 0.9
-"""The share of a rank's steps from which on the mean over the ranks stands for all of them."""
+_MIN_COMMON_SHARE = 0.9
+"""The table shows the mean over the ranks if they have at least this share of a series' steps in common."""
 
 LIVE_CLASS = "nbgpu-still-live"
-"""The class of a head that is updated during the run. panel.css hides such a head beside a live panel. Once
-the kernel is gone there is no panel, and the head shows the last state."""
+"""The class of the head of a run that goes on. panel.css hides such a head beside a live panel. Once the
+kernel is gone there is no panel, and the head shows the last state."""
 
 _FAINT = "opacity:0.75"
 _DANGER = "color:#d9453d"
@@ -50,7 +50,7 @@ def bundle(run: Reportable, history: History, handle: str = "") -> dict[str, Any
     Args:
         run: a run that goes on or is over.
         history: its records so far.
-        handle: an expression that is the run's handle in this kernel; empty where there is none.
+        handle: an expression whose value in this kernel is the run; empty if there is none.
     """
     return {"text/html": html(run, history, handle), "text/plain": text(run, history)}
 
@@ -74,13 +74,11 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
         f'<div style="background-color:#1976d2;border-radius:3px;height:6px;width:{100 * share:.1f}%"></div></div>'
     )
     parts = [f"<div>{title}</div>", bar, f"<div>{escape(progress(run, history))}</div>"]
-    if why := why_failed(run):
-        parts.append(f'<div style="{_DANGER};font-weight:600;margin:4px 0">{escape(why)}</div>')
-    if history.result is not None:
-        parts.append(f'<div style="{_SCROLLS}">{result_view.html(history.result.detail)}</div>')
-    parts += [
-        f'<div style="{_SCROLLS}">{rows}</div>' for rows in (_values(run, history), _ranks(run)) if rows
-    ]
+    if error := error_line(run):
+        parts.append(f'<div style="{_DANGER};font-weight:600;margin:4px 0">{escape(error)}</div>')
+    result = "" if history.result is None else result_view.html(history.result.detail)
+    tables = (result, _values(run, history), _ranks(run))
+    parts += [f'<div style="{_SCROLLS}">{rows}</div>' for rows in tables if rows]
     if pace := wording.pace(history, run.info.world_size):
         parts.append(f"<div>{escape(pace)}</div>")
     if history.marks:
@@ -89,34 +87,36 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
             f'<details><summary style="cursor:pointer">What happened ({len(history.marks)})</summary>'
             f"<ol>{events}</ol></details>"
         )
-    parts.append(_way_back(run, handle, has_numbers=bool(history.series)))
-    live = state not in FINAL_STATES
-    return f'<div class="nbgpu-still{f" {LIVE_CLASS}" if live else ""}" style="line-height:1.45">{"".join(parts)}</div>'
+    parts.append(_links(run, handle, has_numbers=bool(history.series)))
+    live = "" if state in FINAL_STATES else f" {LIVE_CLASS}"
+    return f'<div class="nbgpu-still{live}" style="line-height:1.45">{"".join(parts)}</div>'
 
 
 def text(run: Reportable, history: History) -> str:
     """Return the state, the error, the result and the folder of a run as plain text."""
-    parts = [wording.summary(run.info, run.status, run.statuses(), history), why_failed(run)]
+    parts = [wording.summary(run.info, run.status, run.statuses(), history), error_line(run)]
     if history.result is not None:
         parts.append(result_view.text(history.result.detail))
     return "\n".join(part for part in [*parts, f"folder: {run.folder}"] if part)
 
 
 def progress(run: Reportable, history: History) -> str:
-    """Return a line with the steps and epochs done, the time from the run's first start to its newest
+    """Return a line with the steps and epochs done, the time from the first start of the run to its newest
     numbers, and the throughput."""
-    info, statuses = run.info, run.statuses()
-    now = run_progress.progress(info, run.status, statuses)
-    words = [now.in_steps, wording.epochs(now)]
+    info = run.info
+    now = run_progress.progress(info, run.status, run.statuses())
     newest_s = max((series.times_s[-1] for series in history.series.values() if series.times_s), default=0.0)
-    if newest_s > info.started_s:
-        words.append(duration(newest_s - info.started_s))
-    if now.samples_per_s > 0:
-        words.append(f"{now.samples_per_s:.3g} samples/s")
-    return " · ".join(filter(None, [*words, info.simulated]))
+    parts = [
+        now.in_steps,
+        wording.epochs(now),
+        duration(newest_s - info.started_s) if newest_s > info.started_s else "",
+        f"{now.samples_per_s:.3g} samples/s" if now.samples_per_s > 0 else "",
+        info.simulated,
+    ]
+    return " · ".join(filter(None, parts))
 
 
-def why_failed(run: Reportable) -> str:
+def error_line(run: Reportable) -> str:
     """The first sentence of the error that ended a run; empty if the run did not fail."""
     if run.failures:
         first = run.failures[0]
@@ -133,14 +133,14 @@ def _values(run: Reportable, history: History) -> str:
     rows: list[list[object]] = []
     losses = history.ranks_of("loss")
     means = _mean_over_ranks(losses)
-    if losses and len(means) < _LEAST_SHARE_IN_COMMON * min(len(series.steps) for series in losses.values()):
-        # Of a long run each rank's series keeps its own extremes, and few of the steps of the others.
+    if losses and len(means) < _MIN_COMMON_SHARE * min(len(series.steps) for series in losses.values()):
+        # The series of a long run are thinned, to other steps on each rank, so that few steps have a mean.
         rank, series = next(iter(losses.items()))
         rows.append(_row(f"loss of rank {rank}", list(zip(series.steps, series.values, strict=True))))
     elif means:
         rows.append(_row("loss, the ranks' mean", means))
-    # Validation values are of all ranks together, and rank 0 alone records them. The two ends of an interval
-    # are series of their own, which are shown in the row of their value.
+    # Rank 0 records the validation values, which are those of all ranks together. The two ends of an interval
+    # are separate series, which are shown in the row of their value.
     names = {name for _, name in history.series if name.startswith("val_")}
     newest = history.newest().get(0, {})
     for name in sorted(name for name in names if not ends_an_interval(name, names)):
@@ -156,12 +156,11 @@ def _values(run: Reportable, history: History) -> str:
 
 
 def _mean_over_ranks(by_rank: Mapping[int, Series]) -> list[tuple[int, float]]:
-    """(step, mean) of the steps that the series of all ranks have."""
-    values = [dict(zip(series.steps, series.values, strict=True)) for series in by_rank.values()]
-    if not values:
-        return []
-    shared = [step for step in values[0] if all(step in own for own in values)]
-    return [(step, sum(own[step] for own in values) / len(values)) for step in shared]
+    """(step, mean) for the steps that all ranks have recorded."""
+    at_step = [dict(zip(series.steps, series.values, strict=True)) for series in by_rank.values()]
+    first = at_step[0] if at_step else {}
+    common = [step for step in first if all(step in values for values in at_step)]
+    return [(step, sum(values[step] for values in at_step) / len(at_step)) for step in common]
 
 
 def _row(label: str, points: Sequence[tuple[int, float]]) -> list[object]:
@@ -199,46 +198,38 @@ def _ranks(run: Reportable) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
 
 
-# ---- the way back ----
-
-
 def notebook_folder() -> Path:
-    """The folder of the notebook, from which its relative links go.
+    """The folder of the notebook, to which relative links in it are resolved.
 
-    Jupyter names the notebook in the kernel's environment; elsewhere a kernel starts in its folder.
+    Jupyter names the notebook in the kernel's environment. Where that variable is missing, a kernel starts
+    in the notebook's folder.
     """
     notebook = Path(os.environ.get("JPY_SESSION_NAME", ""))
     return notebook.parent if notebook.is_absolute() and notebook.parent.is_dir() else Path.cwd()
 
 
-def _way_back(run: Reportable, handle: str, has_numbers: bool) -> str:
+def _links(run: Reportable, handle: str, has_numbers: bool) -> str:
     """Return the links to the run's files, and the code and commands with which a person gets back to the
     run. Links are relative to the notebook's folder, because a Jupyter server resolves them from there."""
-    here = Path(os.path.relpath(run.folder, notebook_folder())).as_posix()
+    relative = Path(os.path.relpath(run.folder, notebook_folder())).as_posix()
     over = run.status in FINAL_STATES
     shown = [("report", names.REPORT)] if over else []
     shown.append(("settings", names.SETTINGS))
     if has_numbers:  # a run that was stopped before its first step has no such file
         shown.append(("numbers", names.METRICS))
     links = " · ".join(
-        f'<a href="{quote(f"{here}/{file}")}" target="_blank">{label}</a>' for label, file in shown
+        f'<a href="{quote(f"{relative}/{file}")}" target="_blank">{label}</a>' for label, file in shown
     )
     folder = escape(run.folder)
+    quoted = escape(shlex.quote(str(run.folder)))
     lines = [
-        f"{links}. Where these links do not work, as outside of the folder that Jupyter serves: {folder}"
-    ]
-    if handle:
-        lines.append(
-            f"<code>run = {escape(handle)}</code> is its handle in this kernel, until the cluster trains again or stops."
-        )
-    lines.append(
-        f"In a terminal, also when the kernel is gone: <code>nbgpu report {escape(shlex.quote(str(run.folder)))}</code>"
-    )
-    lines.append(
+        "" if over else f"As it was at {time.strftime('%H:%M:%S')}, when this was saved last.",
+        f"{links}. Where these links do not work, as outside of the folder that Jupyter serves: {folder}",
+        f"<code>run = {escape(handle)}</code> is its handle in this kernel, until the cluster trains again or stops."
+        if handle
+        else "",
+        f"In a terminal, also when the kernel is gone: <code>nbgpu report {quoted}</code>",
         "To train it elsewhere, by torchrun, Slurm or Kubernetes: "
-        f"<code>nbgpu export {escape(shlex.quote(str(run.folder)))} --to slurm</code>"
-    )
-    if not over:
-        saved = time.strftime("%H:%M:%S")
-        lines.insert(0, f"As it was at {saved}, when this was saved last.")
-    return f'<div style="{_FAINT};margin-top:6px">{"<br>".join(lines)}</div>'
+        f"<code>nbgpu export {quoted} --to slurm</code>",
+    ]
+    return f'<div style="{_FAINT};margin-top:6px">{"<br>".join(filter(None, lines))}</div>'

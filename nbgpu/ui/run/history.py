@@ -1,8 +1,8 @@
-"""The history of a run for its panel: every series in bounded memory, and the events that get a mark.
+"""The history of a run for its panel: every series in bounded memory, and the events that the charts mark.
 
-A run may last for days. Each series therefore keeps a few thousand points. When it is full, half of the
-points are dropped, but the lowest and the highest of each stretch of steps and of time stay, so that the past
-has as many points as a chart has pixels, and no visible spike is ever lost.
+A run may last for days. Each series therefore keeps a few thousand points. When a series is full, half of its
+points are dropped, but the lowest and the highest point of each stretch of steps and of time stay. So the
+past has as many points as a chart has pixels, and no visible spike is lost.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from nbgpu.protocol.records import (
 CAPACITY = 8192
 """The number of points that a series holds before half of them are dropped."""
 
-_MIN_POINTS_OVER_BOTH = 100
-"""Fewer points than this cover a short time, in which steps and seconds pass evenly."""
+_MIN_POINTS_OVER_TIME = 100
+"""Series that are thinned to fewer points cover a short time, in which steps and seconds pass evenly."""
 
-_SERIES_OF_NO_CHART = frozenset({*STEP_PARTS, *EXCHANGE_PARTS, *STEP_MOMENTS}) - {"data_s"}
+_NOT_CHARTED = frozenset({*STEP_PARTS, *EXCHANGE_PARTS, *STEP_MOMENTS}) - {"data_s"}
 
 _MARKED_STATES = frozenset({"paused", "failed"})
 
@@ -42,12 +42,12 @@ SeriesKey = tuple[int, str]
 
 
 def keep_extremes(x: NDArray[np.float64], values: NDArray[np.float64], num_columns: int) -> NDArray[np.intp]:
-    """The indices of the points that a picture with this many columns needs, in order.
+    """The indices of the points to keep so that a line chart with `num_columns` columns of pixels looks the
+    same.
 
-    x is cut into equal stretches, such as the columns of a chart's pixels, and the lowest and the highest
-    point of each are kept, as well as the very first and last point. Stretches with equal numbers of points
-    would not do, because points that were thinned before would be thinned more each time, until nothing is
-    left of a long run's beginning.
+    The range of x is cut into equal columns. The lowest and the highest point of each column are kept, and
+    the very first and last point. Columns with equal numbers of points would not do: points that are left
+    from an earlier thinning would be thinned again each time, until a long run has lost its beginning.
 
     Args:
         x: shape (N,), ascending.
@@ -71,17 +71,18 @@ def keep_extremes(x: NDArray[np.float64], values: NDArray[np.float64], num_colum
 
 @dataclass
 class Series:
-    """One number of one rank over time."""
+    """One recorded number of one rank, by time and by optimizer step."""
 
     times_s: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def append(self, time_s: float, step: int, value: float) -> None:
-        """Append a point. A step that was recorded before drops the points from there on, and a full series
-        is thinned to half of its capacity."""
+        """Append a point, and thin a full series to half of its capacity. A run that goes back to a
+        checkpoint repeats steps; the earlier points of these steps are dropped."""
         if self.steps and step < self.steps[-1]:
-            self._forget_from(step)
+            kept = bisect_left(self.steps, step)
+            del self.times_s[kept:], self.steps[kept:], self.values[kept:]
         self.times_s.append(time_s)
         self.steps.append(step)
         self.values.append(value)
@@ -89,30 +90,24 @@ class Series:
             half = self.thinned(CAPACITY // 2)
             self.times_s, self.steps, self.values = half.times_s, half.steps, half.values
 
-    def _forget_from(self, step: int) -> None:
-        """Drop the points from a step on, because a run that went back to a checkpoint does these steps
-        again."""
-        kept = bisect_left(self.steps, step)
-        del self.times_s[kept:], self.steps[kept:], self.values[kept:]
-
     def extend(self, other: Series) -> None:
         """Append the points of another series."""
         for point in zip(other.times_s, other.steps, other.values, strict=True):
             self.append(*point)
 
     def thinned(self, max_points: int, over_time: bool = True) -> Series:
-        """A copy with at most `max_points`, at least 4, that looks the same in a chart which is not too wide;
-        this series itself where it has no more points.
+        """A copy with fewer points that looks the same in a chart with a quarter as many columns of pixels;
+        this series itself if it is short enough.
 
         Args:
-            max_points: the largest number of points in the copy.
-            over_time: whether the x axis may be time as well as steps. They differ in a pause, which has no
-                steps.
+            max_points: the largest number of points in the copy, at least 4.
+            over_time: whether the x axis may be time as well as steps. The two differ in a pause, which has
+                no steps.
         """
         if len(self.values) <= max_points:
             return self
         axes: list[list[int] | list[float]] = [self.steps]
-        if over_time and max_points >= _MIN_POINTS_OVER_BOTH:
+        if over_time and max_points >= _MIN_POINTS_OVER_TIME:
             axes.append(self.times_s)
         values = np.asarray(self.values, dtype=np.float64)
         # `keep_extremes` returns at most 2 * num_columns + 2 points for each axis.
@@ -125,23 +120,9 @@ class Series:
         )
 
     def recent_mean(self, num_points: int) -> float:
-        """The mean of the last `num_points` values, or of as many as there are. There must be at least
-        one."""
+        """The mean of the last `num_points` values, or of all if there are fewer. The series must not be
+        empty."""
         return float(np.mean(self.values[-num_points:]))
-
-
-def collect(records: Iterable[Sample | Event]) -> dict[SeriesKey, Series]:
-    """The numbers in the samples as series by rank and name, those that a chart shows."""
-    series: dict[SeriesKey, Series] = {}
-    for record in records:
-        if not isinstance(record, Sample):
-            continue
-        for name, value in record.values.items():
-            # Rank 0's learning rate is that of every rank.
-            if name in _SERIES_OF_NO_CHART or (record.rank > 0 and is_learning_rate(name)):
-                continue
-            series.setdefault((record.rank, name), Series()).append(record.time_s, record.step, value)
-    return series
 
 
 class History:
@@ -153,18 +134,27 @@ class History:
         self.marks: list[Event] = []
         self.result: Event | None = None
         self.pictures: Event | None = None
-        """The newest pictures of what the ranks search for."""
+        """The newest pictures that a search has recorded."""
         self.profiles: dict[int, Event] = {}
         """The profile of each rank, with the parts of the time of its profiled steps."""
         self._marked: set[tuple[str, str, int]] = set()
 
     def add(self, records: Iterable[Sample | Event]) -> tuple[dict[SeriesKey, Series], list[Event]]:
         """Add new records; return the points and marks that are new."""
-        records = list(records)
-        new_series = collect(records)
+        new_series: dict[SeriesKey, Series] = {}
+        new_marks: list[Event] = []
+        for record in records:
+            if isinstance(record, Event):
+                if self._takes_mark(record):
+                    new_marks.append(record)
+                continue
+            for name, value in record.values.items():
+                # All ranks have the same learning rate, and rank 0's is enough.
+                if name not in _NOT_CHARTED and not (record.rank > 0 and is_learning_rate(name)):
+                    series = new_series.setdefault((record.rank, name), Series())
+                    series.append(record.time_s, record.step, value)
         for key, new in new_series.items():
             self.series.setdefault(key, Series()).extend(new)
-        new_marks = [r for r in records if isinstance(r, Event) and self._is_worth_a_mark(r)]
         self.marks.extend(new_marks)
         return new_series, new_marks
 
@@ -179,26 +169,26 @@ class History:
             by_rank.setdefault(rank, {})[name] = series.values[-1]
         return by_rank
 
-    def _is_worth_a_mark(self, event: Event) -> bool:
-        """Return whether an event gets a mark in the charts. A result, pictures or a profile are kept as the
-        newest of their kind in place of that."""
-        # `Reader.damage` names all damaged lines in a sentence, and the others are for `Run.timeline`.
-        if event.kind in (DAMAGE, TIMELINE, CLOCKS):
-            return False
-        if event.kind == "result":
-            self.result = event
-            return False
-        if event.kind == "pictures":
-            self.pictures = event
-            return False
-        if event.kind == "profile":
-            self.profiles[event.rank] = event
-            return False
-        if event.kind == "state" and event.text not in _MARKED_STATES:
-            return False
+    def _takes_mark(self, event: Event) -> bool:
+        """Return whether an event gets a mark in the charts. Keep a result, pictures or a profile, which get
+        none, as the newest of their kind."""
+        match event.kind:
+            case "result":
+                self.result = event
+                return False
+            case "pictures":
+                self.pictures = event
+                return False
+            case "profile":
+                self.profiles[event.rank] = event
+                return False
+            # `Reader.damage` names the damaged lines, and the other two are for `Run.timeline`.
+            case kind if kind in (DAMAGE, TIMELINE, CLOCKS):
+                return False
+            case "state" if event.text not in _MARKED_STATES:
+                return False
         # Every rank records a pause or a checkpoint, and one mark for all of them is enough.
         key = (event.kind, event.text, event.step)
-        if key in self._marked:
-            return False
+        is_new = key not in self._marked
         self._marked.add(key)
-        return True
+        return is_new

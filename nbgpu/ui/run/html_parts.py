@@ -1,7 +1,7 @@
-"""The parts that every page about a run is made of: text, tables, pictures.
+"""Text, tables and pictures as HTML, for all pages about runs.
 
-What they make is shown without a script, and JupyterLab leaves it as it is in a notebook that nobody has
-trusted: it keeps `class` and `style`, and takes away `<style>` and `<script>`.
+The HTML needs no script. JupyterLab shows it unchanged in a notebook that is not trusted, where it keeps
+`class` and `style` attributes, and removes `<style>` and `<script>` elements.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def _cell(value: object) -> str:
         if not math.isfinite(value):
             return f"<td>{value}</td>"
         shown = f"{value:.4g}"
-        # A narrow page would break the line at the minus of an exponent.
+        # Otherwise a narrow page would break the line at the minus of an exponent.
         style = ' style="white-space:nowrap"' if "e" in shown else ""
         return f'<td class="number"{style}>{shown}</td>'
     return f"<td>{escape(value)}</td>"
 
 
 def picture(caption: str, source: object) -> str:
-    """A PNG data URI as a figure with its caption. Anything else is mentioned and not shown."""
+    """A PNG data URI as a figure with its caption; for any other source, a sentence that names the
+    caption."""
     prefix = "data:image/png;base64,"
     try:
         if not (isinstance(source, str) and source.startswith(prefix)):
@@ -52,26 +53,34 @@ def picture(caption: str, source: object) -> str:
 
 
 def pictures(images: Mapping[str, object]) -> str:
-    """Pictures side by side, as many as the page is wide."""
+    """Pictures by their captions, side by side, as many as the page has room for."""
     style = "display:flex;flex-wrap:wrap;gap:12px;align-items:flex-end"
     return f'<div style="{style}">{"".join(picture(name, source) for name, source in images.items())}</div>'
 
 
 def is_table(value: Any) -> bool:
-    """Whether a part of a recipe's result is a table: a dict of rows, each a dict of columns."""
+    """Whether a part of a recipe's result is a table: a dict of rows by name, each a dict of cells by
+    column."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(v, Mapping) for v in value.values())
 
 
 def columns_of(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """The columns of such a table, in the order in which they first appear."""
+    """The columns of a table for which `is_table` is true, in the order in which they first appear."""
     return list(dict.fromkeys(column for row in rows.values() for column in row))
 
 
 def followed_page(
     kind: str, line: str, label: str, picture: str, rows: str, folder: object, notes: str = ""
 ) -> str:
-    """The page of a sweep or a study (`kind`): the line of its progress, its picture, which is named `label`
-    for screen readers, its table and notes as HTML, and its folder."""
+    """The page of a sweep or a study.
+
+    Args:
+        kind: 'sweep' or 'study'.
+        line: the progress in one line.
+        label: the name of the picture for screen readers.
+        picture, rows, notes: the picture, the table and the notes as HTML.
+        folder: the folder of the sweep or study; None for one that is not kept.
+    """
     name = f"nbgpu-{kind}"
     drawn = f'<div role="img" aria-label="{label}" class="{name}-picture">{picture}</div>' if picture else ""
     place = f'<p class="{name}-place">{escape(folder)}</p>' if folder else ""

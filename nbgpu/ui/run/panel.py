@@ -1,5 +1,5 @@
-"""The kernel's side of the live panel: follow a run, update the page five times a second, and leave a picture
-behind.
+"""The kernel's side of the live panel of a run: update the page five times a second, and at the end replace
+the panel by a picture, which stays in the notebook.
 
 The page and the kernel exchange these custom messages of one widget:
 
@@ -14,7 +14,8 @@ The page and the kernel exchange these custom messages of one widget:
                      {type: 'end'}                     the run is over: ask for the bundle if it did not come
                      {type: 'bundle', outputs}         a list of {slot, data, metadata}
 
-The buffers of points are described in `comm_protocol.py`. Nothing here ever waits for a page's answer.
+The buffers of points are described in `comm_protocol.py`. A *mark* is an event of the run that the charts
+show. Nothing here ever waits for a page's answer.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
 from nbgpu.text.durations import duration
 from nbgpu.text.palette import rank_color
+from nbgpu.ui.followed import follow
 from nbgpu.ui.run import head_view, wording
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode
 from nbgpu.ui.run.history import CAPACITY, History, Series, SeriesKey
@@ -55,13 +57,13 @@ STATUS_PERIOD_S = 0.6
 """The period in which steps, memory and warnings are sent. A change of state is sent with the next tick."""
 
 SUMMARY_PERIOD_S = 3.0
-"""The period in which text is updated where no page shows widgets."""
+"""The period in which the text is updated if no page shows widgets."""
 PICTURE_PERIOD_S = 20.0
-"""The period in which the picture of the curves is replaced there."""
+"""The period in which the picture of the curves is replaced if no page shows widgets."""
 HEAD_PERIOD_S = 10.0
-"""The period in which the notebook gets the head that remains where the kernel dies."""
-POINTS_PER_TICK = 4
-"""The number of points of each series that a message may always have."""
+"""The period in which the head of the run is written into the notebook, where it stays if the kernel dies."""
+MIN_POINTS_OF_NEWS = 4
+"""The number of points of each series that a message of new points may always have."""
 
 MAX_POINTS_IN_MESSAGE = 200_000
 """The most points of all series in one message. They take about 4 MB."""
@@ -81,63 +83,48 @@ _LOST: Mapping[str, Any] = {
 
 
 class Follower:
-    """Calls back on a thread of its own with the new records of a run, until the run is over.
+    """Reads the new records of a run periodically, until the run is over, and passes them on.
 
     Args:
         run: the run to follow.
         period_s: the time between two calls.
-        feed: called with the new points, the new marks, and whether these are the last, while `lock` is held.
+        feed: called on a thread, while `lock` is held, with the new points, the new marks, and whether these
+            are the last.
         after: called after each `feed`, without the lock.
     """
 
     def __init__(
         self, run: Run, period_s: float, feed: Feed, after: Callable[[], None] = lambda: None
     ) -> None:
-        """Make the thread; `start` begins to follow the run."""
+        """Make a follower that does nothing until `start`."""
         self.history = History()
         self.lock = threading.RLock()
-        """Held while the history grows and new records are passed on, because another thread that sends the
-        history would send a part of it twice."""
+        """Held while new records are added to the history and passed on. Otherwise another thread that sends
+        the history could send some of them twice."""
         self._after = after
         self._run = run
         self._feed = feed
         self._period_s = period_s
         self._cursor = START
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
 
     def start(self) -> None:
         """Begin to follow the run, and end with it."""
-        self._thread.start()
-        self._run.on_end(self._end)
+        follow(self._run, lambda: self._period_s, self.read)
 
-    def _follow(self) -> None:
-        while not self._ended.wait(self._period_s):
-            self._take(last=False)
-
-    def _take(self, last: bool) -> None:
-        with self.lock:
-            news, marks = self._new_points()
-            self._feed(news, marks, last)
-        self._after()
-
-    def _new_points(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
-        """Return the new points and marks. The first time, they are as much of the past as the history
-        keeps."""
-        news: dict[SeriesKey, Series] = {}
+    def read(self, last: bool) -> None:
+        """Read the new records and pass them on. The first time, they are all that the history keeps of the
+        past."""
+        new: dict[SeriesKey, Series] = {}
         marks: list[Event] = []
-        for records, cursor in self._run.reader.batches(self._cursor):
-            self._cursor = cursor
-            series, marked = self.history.add(records)
-            for key, points in series.items():
-                news.setdefault(key, Series()).extend(points)
-            marks += marked
-        return news, marks
-
-    def _end(self, run: Run) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._take(last=True)
+        with self.lock:
+            for records, cursor in self._run.reader.batches(self._cursor):
+                self._cursor = cursor
+                new_series, new_marks = self.history.add(records)
+                for key, points in new_series.items():
+                    new.setdefault(key, Series()).extend(points)
+                marks += new_marks
+            self._feed(new, marks, last)
+        self._after()
 
 
 class Panel(anywidget.AnyWidget):
@@ -179,34 +166,34 @@ class Panel(anywidget.AnyWidget):
         self._on_gone = on_gone
         self._ids = SeriesIds()
         self._page_was_ready = False
-        self._num_chips = 0
-        """The number of ranks that the page was told of."""
+        self._num_ranks_in_page = 0
         self._ticks = 0
-        self._send_all_at_tick = round(1 / TICK_S)
-        self._last_state = ""
-        self._shown_state = ""
+        self._next_snapshot_tick = round(1 / TICK_S)
+        self._sent_state = ""
+        self._notified_state = ""
+        """The state with which `on_state` was called last."""
         self._gone = False
-        self._follower = Follower(run, TICK_S, self._tell, after=self._notify_state)
+        self._follower = Follower(run, TICK_S, self._update_page, after=self._notify_state)
         self._lock = self._follower.lock
-        can_be_asked = has_subshells()
+        self._hears_page = has_subshells()
+        """Whether the kernel handles messages of the page while a cell is running."""
         super().__init__(
             key=uuid.uuid4().hex,
             slot=slot,
             show_buttons=show_buttons,
             buttons=list(buttons),
-            plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
-            # A search goes over no samples, and has no place for their rate.
+            plotly_gz=b"" if self._hears_page else PLOTLY_GZ.read_bytes(),
+            # A search does not train on samples, so there is no throughput to draw.
             system_charts=[
                 line for line in LINES if line["id"] != "throughput" or "batch_size" not in run.config.UNUSED
             ],
         )
-        self._can_be_asked = can_be_asked
         answer_while_busy(self)
         self.on_msg(self._on_page_message)
 
     def follow(self) -> None:
-        """Start to update the page. The output named `slot` must be displayed by then, or the picture is
-        lost."""
+        """Start to update the page. The output named `slot` must be displayed already, because the picture at
+        the end replaces it."""
         self._follower.start()
 
     def text(self) -> str:
@@ -216,47 +203,50 @@ class Panel(anywidget.AnyWidget):
 
     # Messages to the page.
 
-    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
-        """Send the page what is new, and at times everything. The follower calls this five times a second,
-        and for the last time when the run is over, which leaves the still picture in the notebook."""
+    def _update_page(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        """Send the page the new points and marks, or a snapshot of the whole run. After the last ones, leave
+        the picture in the notebook. The follower calls this five times a second."""
         if self._gone:
             return
         self._ticks += 1
         # The first head is written after one second, and then one in each period.
         if not last and self._ticks % round(HEAD_PERIOD_S / TICK_S) == round(1 / TICK_S):
-            _put(_head(self._run, self._follower.history, self.slot))
+            _update_output(_head(self._run, self._follower.history, self.slot))
         state = self._run.status
-        state_changed, self._last_state = state != self._last_state, state
-        if self._should_send_all():
+        state_changed, self._sent_state = state != self._sent_state, state
+        if self._is_snapshot_due():
             self._send_snapshot()
         else:
             status_due = last or state_changed or self._ticks % round(STATUS_PERIOD_S / TICK_S) == 0
             self._send_delta(new, marks, status_due)
         if last:
-            self._leave_picture()
+            for output in _last_outputs(self._run, self._follower.history, self.slot):
+                _update_output(output)
+            # A page that was reloaded no longer knows the display, and asks for the picture itself.
+            self.send({"type": "end"})
 
     def _notify_state(self) -> None:
         """Call `on_state` if the state has changed."""
-        if self._shown_state != self._last_state:
-            self._shown_state = self._last_state
-            self._on_state(self._last_state)
+        if self._notified_state != self._sent_state:
+            self._notified_state = self._sent_state
+            self._on_state(self._sent_state)
 
-    def _should_send_all(self) -> bool:
-        """Whether to send everything without a request, which happens after 1, 3, 9 ... seconds where the
-        kernel cannot handle the page's 'ready' during a cell."""
-        if self._can_be_asked or self._page_was_ready or self._ticks < self._send_all_at_tick:
+    def _is_snapshot_due(self) -> bool:
+        """Whether to send a snapshot that no page has requested. A kernel that does not hear the page's
+        'ready' during a cell sends one after 1, 3, 9 ... seconds."""
+        if self._hears_page or self._page_was_ready or self._ticks < self._next_snapshot_tick:
             return False
-        self._send_all_at_tick *= 3
+        self._next_snapshot_tick *= 3
         return True
 
     def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], status_due: bool) -> None:
-        """Send new points and marks, the names of series that are new, and at `status_due` the states of the
+        """Send new points and marks, the names of series that are new, and if `status_due` the states of the
         ranks. Nothing is sent if nothing is new."""
-        num_known = len(self._ids)
-        buffers = encode(new, self._ids, self._points_for(new))
+        num_announced = len(self._ids)
+        buffers = encode(new, self._ids, self._num_points(new))
         content: dict[str, Any] = {"type": "delta"}
-        if len(self._ids) > num_known:
-            content["series"] = self._ids.announce(num_known)
+        if len(self._ids) > num_announced:
+            content["series"] = self._ids.announce(num_announced)
         if marks:
             content["marks"] = [_mark(m) for m in marks]
         if status_due:
@@ -264,32 +254,33 @@ class Panel(anywidget.AnyWidget):
         if new or len(content) > 1:
             self.send(content, buffers)
 
-    def _points_of_whole(self) -> int:
+    def _num_points_of_whole(self) -> int:
         """The number of points of each series that represent the whole run."""
-        fair = MAX_POINTS_IN_MESSAGE // max(1, len(self._follower.history.series))
-        return min(CAPACITY, max(MIN_POINTS_OF_WHOLE, fair))
+        equal_share = MAX_POINTS_IN_MESSAGE // max(1, len(self._follower.history.series))
+        return min(CAPACITY, max(MIN_POINTS_OF_WHOLE, equal_share))
 
-    def _points_for(self, new: dict[SeriesKey, Series]) -> int:
-        """The number of points of each series that show the new records as finely as the chart can.
+    def _num_points(self, new: dict[SeriesKey, Series]) -> int:
+        """The number of points of each series that show the new records as finely as the chart can: the same
+        share of the points as the new records have of the x axis, in steps or in time.
 
-        In the middle of a long run a moment is less than a pixel wide, and a run of 1000 steps a second costs
-        no more than one of 20. But the new records may also be a whole past, as after attach, or a minute in
-        which Python stood still.
+        In the middle of a long run a tick is less than a pixel wide, so that a run of 1000 steps a second
+        costs no more than one of 20. But after `attach` the new records are the whole run so far, and after
+        a minute in which Python was held up they are that minute.
         """
-        whole = self._follower.history.series
         share = 0.0
         for key, series in new.items():
-            for mine, all_of_it in ((series.steps, whole[key].steps), (series.times_s, whole[key].times_s)):
-                span = all_of_it[-1] - all_of_it[0]
-                share = max(share, (mine[-1] - mine[0]) / span if span else 1.0)
-        return max(POINTS_PER_TICK, math.ceil(self._points_of_whole() * min(share, 1.0)))
+            whole = self._follower.history.series[key]
+            for new_x, whole_x in ((series.steps, whole.steps), (series.times_s, whole.times_s)):
+                span = whole_x[-1] - whole_x[0]
+                share = max(share, (new_x[-1] - new_x[0]) / span if span else 1.0)
+        return max(MIN_POINTS_OF_NEWS, math.ceil(self._num_points_of_whole() * min(share, 1.0)))
 
     def _send_snapshot(self) -> None:
-        """Send all that a page needs to draw the run from nothing: the ranks, the thinned series, the marks
-        and the states."""
+        """Send all that a page needs to draw the run: the ranks, the thinned series, the marks and the
+        states."""
         info = self._run.info
-        self._num_chips = len(info.devices)
-        buffers = encode(self._follower.history.series, self._ids, self._points_of_whole())
+        self._num_ranks_in_page = len(info.devices)
+        buffers = encode(self._follower.history.series, self._ids, self._num_points_of_whole())
         self.send(
             {
                 "type": "snapshot",
@@ -324,40 +315,33 @@ class Panel(anywidget.AnyWidget):
         statuses = self._run.statuses()
         now = progress(info, state, statuses)
         lost = self._run.lost_ranks
+        ranks = [
+            {
+                "state": wording.state(status),
+                "step": status.step,
+                "memory_bytes": wording.memory_bytes(status),
+                "warning": wording.warning(status),
+            }
+            if status.rank not in lost
+            else _LOST
+            for status in statuses
+        ]
         return {
             "state": state,
             "step": now.step,
-            # It is not known before the data are, where the length is given in epochs.
+            # 0 until the data have been read, if the length of the run is given in epochs.
             "total_steps": now.total_steps,
             "epoch": now.epoch,
             "num_epochs": now.num_epochs,
-            # The others wait for a rank that is lost.
+            # The other ranks wait for a rank that is lost.
             "samples_per_s": 0.0 if lost else now.samples_per_s,
             "eta": duration(now.eta_s) if now.eta_s is not None and not lost else "",
             "time_left": "" if state in FINAL_STATES else wording.time_left(self._run.time_left_s),
             "pace": wording.evaluated(statuses) or wording.pace(self._follower.history, len(statuses)),
             "hang": self._run.hang,
-            "ranks": [
-                _LOST
-                if s.rank in lost
-                else {
-                    "state": wording.state(s),
-                    "step": s.step,
-                    "memory_bytes": wording.memory_bytes(s),
-                    "warning": wording.warning(s),
-                }
-                for s in statuses
-            ]
-            # The page goes on showing ranks that the run has lost with their host.
-            + [_LOST] * (self._num_chips - len(statuses)),
+            # The page still shows ranks with which the run no longer goes on, because their host is lost.
+            "ranks": [*ranks, *[_LOST] * (self._num_ranks_in_page - len(statuses))],
         }
-
-    def _leave_picture(self) -> None:
-        """Replace the widget in the notebook with the still picture."""
-        for output in _last_outputs(self._run, self._follower.history, self.slot):
-            _put(output)
-        # A page that was reloaded no longer knows the display, and asks for the picture itself.
-        self.send({"type": "end"})
 
     # Messages from the page. ipywidgets calls this on the thread of a subshell while a cell is running.
 
@@ -373,7 +357,7 @@ class Panel(anywidget.AnyWidget):
                     if self._run.status in FINAL_STATES:
                         self.send({"type": "end"})
             case "command":
-                self._obey(str(content.get("command")))
+                self._carry_out(str(content.get("command")))
             case "bundle":
                 with self._lock:
                     outputs = _last_outputs(self._run, self._follower.history, self.slot)
@@ -384,11 +368,11 @@ class Panel(anywidget.AnyWidget):
                 self.close()
                 self._on_gone()
 
-    def _obey(self, command: str) -> None:
-        """Carry out a button's command, or tell the page why the run refuses."""
-        asked = {"pause": self._run.pause, "resume": self._run.resume, "stop": self._run.stop}
+    def _carry_out(self, command: str) -> None:
+        """Carry out a button's command, or send the page the reason why the run refuses it."""
+        methods = {"pause": self._run.pause, "resume": self._run.resume, "stop": self._run.stop}
         try:
-            asked[command]()
+            methods[command]()
         except NbgpuError as error:
             self.send({"type": "refused", "text": str(error)})
 
@@ -401,12 +385,12 @@ class _Output(TypedDict):
     metadata: dict[str, Any]
 
 
-def _put(output: _Output) -> None:
+def _update_output(output: _Output) -> None:
     update_display(output["data"], metadata=output["metadata"], raw=True, display_id=output["slot"])
 
 
 def _head(run: Run, history: History, slot: str) -> _Output:
-    """The head of a run as it is now, for the output above its panel."""
+    """The present head of a run, for the output above its panel."""
     final = run.info.run_id if run.status in FINAL_STATES else ""
     data = head_view.bundle(run, history, _handle_of(run))
     return {"slot": head_of(slot), "data": data, "metadata": slot_metadata(head_of(slot), final)}
@@ -414,12 +398,11 @@ def _head(run: Run, history: History, slot: str) -> _Output:
 
 def _last_outputs(run: Run, history: History, slot: str) -> list[_Output]:
     """The outputs that stay in the notebook: the head, and the curves in the panel's place."""
-    # Without curves there is nothing to say that the head does not.
     curves = bundle(run, history)
-    if "text/html" not in curves:
-        curves = {}
+    # A bundle without curves has only text, which is in the head as well.
+    data = curves if "text/html" in curves else {}
     metadata = slot_metadata(slot, run.info.run_id)
-    return [_head(run, history, slot), {"slot": slot, "data": curves, "metadata": metadata}]
+    return [_head(run, history, slot), {"slot": slot, "data": data, "metadata": metadata}]
 
 
 def _handle_of(run: Run) -> str:
@@ -435,36 +418,35 @@ def _mark(event: Event) -> dict[str, Any]:
     return {name: getattr(event, name) for name in ("rank", "time_s", "step", "kind", "text")}
 
 
-class _TextLine:
-    """Follows a run where no page shows widgets, with a few lines of text every few seconds, and with a
-    picture of the curves that is replaced in place now and then."""
+class _TextView:
+    """Shows a run without widgets: a few lines of text and, less often, a picture of the curves, both updated
+    in place."""
 
     def __init__(self, run: Run, slot: str, on_state: Callable[[str], None]) -> None:
         self._run = run
         self._slot = slot
         self._on_state = on_state
         self._picture_due_mono_s = time.monotonic() + PICTURE_PERIOD_S
-        self._follower = Follower(run, SUMMARY_PERIOD_S, self._tell)
+        self._follower = Follower(run, SUMMARY_PERIOD_S, self._update)
         self._follower.start()
 
-    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
-        """Show the run in a few lines of text, and now and then its curves; at the end leave the outputs that
-        stay."""
+    def _update(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        """Update the text, and the picture if it is due. At the end, leave the outputs that stay."""
         history = self._follower.history
         self._on_state(self._run.status)
         if last:
             for output in _last_outputs(self._run, history, self._slot):
-                _put(output)
+                _update_output(output)
             return
         time_left = wording.time_left(self._run.time_left_s)
         lines = [summary(self._run, history), time_left, *wording.recent(history), self._run.hang]
-        told = {"text/plain": "\n".join(filter(None, lines))}
-        update_display(told, raw=True, display_id=head_of(self._slot))
+        text = {"text/plain": "\n".join(filter(None, lines))}
+        update_display(text, raw=True, display_id=head_of(self._slot))
         if time.monotonic() >= self._picture_due_mono_s:
             curves = bundle(self._run, history)
             picture = {kind: curves[kind] for kind in ("text/plain", "text/html") if kind in curves}
             update_display(picture, raw=True, display_id=self._slot)
-            # After the drawing, which takes as long as there is much to draw.
+            # The period begins after the drawing, which takes long if there is much to draw.
             self._picture_due_mono_s = time.monotonic() + PICTURE_PERIOD_S
 
 
@@ -491,4 +473,4 @@ def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None
     else:
         display({"text/plain": "starting"}, raw=True, display_id=head_of(slot))
         display({}, raw=True, display_id=slot)
-        _TextLine(run, slot, on_state)
+        _TextView(run, slot, on_state)

@@ -1,4 +1,4 @@
-"""Pictures of what a run searches for, which change below its panel while it goes on."""
+"""The pictures that a search records, shown below its panel while it goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _PERIOD_S = 1.0
 
 
 def bundle(event: Event | None) -> dict[str, Any]:
-    """The pictures of an event side by side, and a text that names them."""
+    """The MIME bundle of an event's pictures, side by side, with a text that names them. None for an event
+    stands for no pictures yet."""
     if event is None:
         return {"text/html": "", "text/plain": "no pictures yet"}
     images = event.detail["images"]
@@ -28,29 +29,28 @@ def bundle(event: Event | None) -> dict[str, Any]:
     return {"text/html": pictures(captioned), "text/plain": f"step {event.step}: {', '.join(images)}"}
 
 
-class PictureView:
-    """Passes on the newest pictures of a run, on a thread of its own, until the run is over.
+def follow_pictures(run: Run, show: Callable[[dict[str, Any]], None]) -> None:
+    """Show the newest pictures of a run until the run is over.
 
     Args:
         run: the run to follow.
-        show: called with a bundle of HTML and text each time.
+        show: called on a thread with the bundle of the pictures, whenever there are new ones.
     """
+    shown: Event | None = None
 
-    def __init__(self, run: Run, show: Callable[[dict[str, Any]], None]) -> None:
-        self._show = show
-        self._shown: Event | None = None
-        self._follower = Follower(run, _PERIOD_S, self._tell)
-        self._follower.start()
+    def update(new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        nonlocal shown
+        newest = follower.history.pictures
+        if newest is not shown:
+            shown = newest
+            show(bundle(newest))
 
-    def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
-        newest = self._follower.history.pictures
-        if newest is not self._shown:
-            self._shown = newest
-            self._show(bundle(newest))
+    follower = Follower(run, _PERIOD_S, update)
+    follower.start()
 
 
 def show(run: Run) -> None:
     """Display the newest pictures of a run. The last ones stay in the notebook."""
     slot = new_slot()
     display(bundle(None), raw=True, display_id=slot)
-    PictureView(run, lambda pictures: update_display(pictures, raw=True, display_id=slot))
+    follow_pictures(run, lambda data: update_display(data, raw=True, display_id=slot))

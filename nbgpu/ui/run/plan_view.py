@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 def page(run: Run) -> str:
     """The plan of a run as HTML that unfolds by a click or a key, without a script."""
     plan = run.plan
-    per_step = plan.config.samples_per_step(len(plan.devices))
-    devices = count_of_ranks(len(plan.devices))
-    head = f"Plan: {plan.config.strategy} on {devices} over {plan.chosen_transport.name}, {per_step} samples a step"
+    place = f"on {count_of_ranks(len(plan.devices))} over {plan.chosen_transport.name}"
+    # A search has no strategy and no batches.
     if "batch_size" in plan.config.UNUSED:
-        head = f"Plan: {plan.config.recipe} on {devices} over {plan.chosen_transport.name}"
+        head = f"Plan: {plan.config.recipe} {place}"
+    else:
+        per_step = plan.config.samples_per_step(len(plan.devices))
+        head = f"Plan: {plan.config.strategy} {place}, {per_step} samples a step"
     return (
         f'<details style="line-height:1.4"><summary style="cursor:pointer">{html.escape(head)}</summary>'
         f'<div style="margin:4px 0 8px 16px">{plan._repr_html_()}</div></details>'
@@ -38,10 +40,9 @@ class PlanView:
         display(self._bundle(), raw=True, display_id=self._slot)
 
     def refresh(self, _: str) -> None:
-        """Show how the data reach the ranks, once that is known."""
-        shown = page(self._run)
-        if shown != self._shown:
-            self._shown = shown
+        """Show the plan again if it has changed: the ranks add to it once they have read their data."""
+        if (new := page(self._run)) != self._shown:
+            self._shown = new
             update_display(self._bundle(), raw=True, display_id=self._slot)
 
     def _bundle(self) -> dict[str, Any]:

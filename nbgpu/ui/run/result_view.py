@@ -1,6 +1,7 @@
-"""A recipe's result as a person reads it: the sentence, the table beside the baselines, and the pictures.
+"""A recipe's result as HTML and as text: the note, the table that compares it with baselines, and the
+pictures.
 
-The notebook, the panel at its end and the report show it in the same way.
+The notebook, the panel of a run that is over and the report show a result in the same way.
 """
 
 from __future__ import annotations
@@ -23,29 +24,39 @@ def html(result: Mapping[str, Any]) -> str:
         if name == "images" and isinstance(value, Mapping):
             parts.append(pictures(value))
         elif is_table(value):
-            columns = columns_of(value)
-            rows = [[key, *(row.get(column, "") for column in columns)] for key, row in value.items()]
-            parts.append(table(["", *columns], rows))
+            parts.append(table(*_header_and_rows(value)))
         elif name != "note" and not _is_empty(value):
             parts.append(f"<p>{escape(name)}: {escape(value)}</p>")
     return "".join(parts)
 
 
 def text(result: Mapping[str, Any], width: int | None = None) -> str:
-    """Return a result as plain text, with the names of the pictures. Tables that are wider than `width` are
-    turned."""
+    """Return a result as plain text, with the names of the pictures.
+
+    Args:
+        result: the result.
+        width: the characters of a line; a wider table is transposed. None for no limit.
+    """
     parts = [str(result["note"])] if result.get("note") else []
     for name, value in result.items():
         if name == "images" and isinstance(value, Mapping):
             if value:
                 parts.append(f"pictures: {', '.join(map(str, value))}")
         elif is_table(value):
-            columns = columns_of(value)
-            rows = [[key, *(_in_words(row.get(c, "")) for c in columns)] for key, row in value.items()]
-            parts.append("\n".join(aligned([["", *columns], *rows], range(1, len(columns) + 1), width)))
+            header, rows = _header_and_rows(value)
+            cells = [header, *([_cell(value) for value in row] for row in rows)]
+            parts.append("\n".join(aligned(cells, range(1, len(header)), width)))
         elif name != "note" and not _is_empty(value):
             parts.append(f"{name}: {value}")
     return "\n\n".join(parts)
+
+
+def _header_and_rows(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """The header and the rows of a table, each row with its name in the first column."""
+    columns = columns_of(rows)
+    return ["", *columns], [
+        [name, *(row.get(column, "") for column in columns)] for name, row in rows.items()
+    ]
 
 
 def bundle(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,5 +80,5 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple) and not value
 
 
-def _in_words(value: object) -> str:
+def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

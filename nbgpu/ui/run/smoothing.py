@@ -1,10 +1,10 @@
-"""The smoothed line of a noisy curve, which does not lag behind it.
+"""Smooth a noisy curve without a lag, by local linear regression.
 
-At each point a straight line is fitted to the points around it, whose weights fall exponentially to both
-sides (local linear regression). In the middle that is a centred mean. A moving average of the past alone,
-which is common in other tools, shows a falling loss later and higher than it is. At the end, where there is
-no future yet, a centred mean would lag, too, and the fitted line does not, as long as the trend is a straight
-one. The price is that the last few points of the line may move while new ones arrive.
+At each point a straight line is fitted to the points around it, with weights that fall exponentially to both
+sides. In the middle of the curve that is a centred mean. A moving average of the past alone, which is common
+in other tools, would show a falling loss too high. At the end of the curve, where there is no future yet, a
+centred mean would lag as well, and the fitted line follows a straight trend. The price is that the last few
+points of the smoothed curve may move while new points arrive.
 
 `widgets/src/series.ts` does the same for the live panel.
 """
@@ -17,32 +17,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPAN = 15
-"""About how many points on either side count."""
+"""The number of points on either side that have most of the weight."""
 
-_REACH_IN_SPANS = 9
-"""Points that are further away weigh less than a millionth."""
+_REACH = 9 * SPAN
+"""Points at a greater distance have less than a millionth of the weight, and are left out."""
 
 
-def smoothed(values: Sequence[float], span: int = SPAN) -> list[float]:
-    """Return the smoothed values. NaN and infinity are skipped, and get the value of the line there."""
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the smoothed values. A NaN or an infinity has no weight, and its place gets the value of the
+    fitted line."""
     if not values:
         return []
-    reach = _REACH_IN_SPANS * span
-    distances = np.arange(-reach, reach + 1)
-    weights = (1 - 2 / (span + 1)) ** np.abs(distances)
+    distances = np.arange(-_REACH, _REACH + 1)
+    weights = (1 - 2 / (SPAN + 1)) ** np.abs(distances)
 
-    def around(of: NDArray[np.float64], power: int) -> NDArray[np.float64]:
-        """Return for each point the sum of weight x distance^power x `of` over the points around it."""
-        # A convolution runs through its kernel backwards.
-        return np.convolve(of, (weights * distances**power)[::-1])[reach : reach + len(of)]
+    def weighted_sums(terms: NDArray[np.float64], power: int) -> NDArray[np.float64]:
+        """For each point, the sum of weight x distance^power x term over the points around it."""
+        # A convolution reverses its kernel.
+        return np.convolve(terms, (weights * distances**power)[::-1])[_REACH : _REACH + len(terms)]
 
-    given = np.asarray(values, np.float64)
-    counts = np.isfinite(given).astype(np.float64)
-    known = np.where(counts > 0, given, 0.0)
-    s0, s1, s2 = around(counts, 0), around(counts, 1), around(counts, 2)
-    t0, t1 = around(known, 0), around(known, 1)
-    spread = s0 * s2 - s1 * s1
+    y = np.asarray(values, np.float64)
+    is_finite = np.isfinite(y).astype(np.float64)
+    y = np.where(is_finite > 0, y, 0.0)
+    # The intercept of a weighted least-squares line, with the distance as x (the normal equations).
+    w, wx, wxx = (weighted_sums(is_finite, power) for power in (0, 1, 2))
+    wy, wxy = weighted_sums(y, 0), weighted_sums(y, 1)
+    determinant = w * wxx - wx * wx
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Too few points, or all of them at one place, define no slope.
-        line = np.where(spread > 1e-9 * s0 * s0, (s2 * t0 - s1 * t1) / spread, t0 / s0)
+        # One point alone defines no slope; its value is the weighted mean.
+        line = np.where(determinant > 1e-9 * w * w, (wxx * wy - wx * wxy) / determinant, wy / w)
     return [float(value) for value in line]

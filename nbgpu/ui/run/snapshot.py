@@ -1,4 +1,4 @@
-"""The lasting views of a run: the output that stays in the saved notebook, and the report in the run's
+"""The permanent views of a run: the output that stays in the saved notebook, and the report in the run's
 folder."""
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from nbgpu.ui.run.html_parts import escape, table
 
 
 class Reportable(Protocol):
-    """The properties of a run that reports and panels show. The run may be one of this process, or one that
-    was read from its folder."""
+    """The part of a run that reports and panels show. The run may belong to this process, or be read from its
+    folder."""
 
     folder: Path
     config: TrainConfig
@@ -81,10 +81,10 @@ def summary(run: Reportable, history: History) -> str:
 
 
 def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
-    """The MIME bundle that shows a run's curves without a kernel: Plotly where the page supports it, else
-    pictures, else text.
+    """The MIME bundle that shows a run's curves without a kernel: as Plotly, as pictures and as text. A page
+    shows the first of these that it supports.
 
-    It has only text where nothing was recorded, as for a run that failed while its packages were loaded.
+    Without any records it has only text, as for a run that failed while its packages were imported.
     """
     history = history or history_of(run)
     drawn = charts(history, run.config.why_losses_differ)
@@ -112,42 +112,39 @@ def write_report(run: Reportable) -> Path:
 
 
 def report_html(run: Reportable) -> str:
-    """The page of the report."""
+    """The page of the report. Sections without content are left out."""
     history = history_of(run)
     info = run.info
     headline = summary(run, history)
-    pace = wording.pace(history, info.world_size)
-    # A search has no passes over data.
     drawn = charts(history, run.config.why_losses_differ)
     last_step = max_step(drawn)
+    # A search has no epochs.
     epochs = [] if "epochs" in run.config.UNUSED else epochs_of(run.reader.records(), info)
+    pace = wording.pace(history, info.world_size)
+    sections = {
+        "Result": _result(history.result) if history.result else "",
+        "Failures": _failures(run),
+        "Curves": f'<div id="charts" role="img" aria-label="{escape(headline)}"></div>' if drawn else "",
+        "Pace": f"<p>{escape(pace)}</p>" if pace else "",
+        "Epochs": _epochs(epochs) if epochs else "",
+        "Where the time went": _profiles(history) if history.profiles else "",
+        "Settings": _settings(run),
+        "Devices": _devices(info.devices),
+        "Versions": _versions(run.folder),
+        "Events": _events(history.marks, info) if history.marks else "",
+    }
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
-    sections = [
-        _section("Result", _result(history.result)) if history.result else "",
-        _section("Failures", _failures(run)) if run.failures else "",
-        _section("Curves", f'<div id="charts" role="img" aria-label="{escape(headline)}"></div>')
-        if drawn
-        else "",
-        _section("Pace", f"<p>{escape(pace)}</p>") if pace else "",
-        _section("Epochs", _epochs(epochs)) if epochs else "",
-        _section("Where the time went", _profiles(history)) if history.profiles else "",
-        _section("Settings", _settings(run)),
-        _section("Devices", _devices(info.devices)),
-        _section("Versions", _versions(run.folder)),
-        _section("Events", _events(history.marks, info)) if history.marks else "",
-    ]
-    unsure = (
-        ""
-        if run.status in FINAL_STATES
-        else "<p>No rank has said how it ended: the run goes on, or was killed.</p>"
-    )
-    damage = "".join(f"<p>{escape(sentence)}.</p>" for sentence in run.reader.damage())
+    backend = escape(", ".join(filter(None, [info.backend, info.simulated])))
+    body = [f"<p>Started {started} on {count_of_ranks(info.world_size)} ({backend}).</p>"]
+    if run.status not in FINAL_STATES:
+        body.append("<p>No rank has said how it ended: the run goes on, or was killed.</p>")
+    body += [f"<p>{escape(sentence)}.</p>" for sentence in run.reader.damage()]
+    body += [section(title, content) for title, content in sections.items() if content]
     return page(
         title=f"{info.title} {info.run_id}",
         heading=f"{escape(info.title)} <small>{escape(info.run_id)}</small>",
         headline=headline,
-        body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
-        f"({escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
+        body="".join(body),
         figures=[plotly_figure(info, history, [chart], last_step) for chart in drawn],
     )
 
@@ -162,8 +159,8 @@ def page(title: str, heading: str, headline: str, body: str, figures: Sequence[M
         body: the body as HTML, with an element whose id is `charts`.
         figures: what Plotly draws in that element, side by side where the page is wide.
     """
-    # A name with '</script' would end the script element in the middle of a string, and after '<!--<script'
-    # it would not end at all.
+    # In a string, '</script' would end the script element, and after '<!--<script' the element would not end
+    # at all.
     drawn = json.dumps(figures).replace("<", "\\u003c")
     plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
     return f"""<!doctype html>
@@ -211,7 +208,8 @@ section { overflow-x: auto; }
 """
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """A section of a report, as HTML."""
     return f"<section><h2>{title}</h2>{body}</section>"
 
 
@@ -231,7 +229,7 @@ def _devices(devices: Iterable[Device]) -> str:
 
 
 def _versions(folder: Path) -> str:
-    """The table of packages, GPUs and the working tree in the run's `env.json`."""
+    """The table of versions in the run's `env.json`: Python, the host, the git commit and the packages."""
     try:
         environment = lines.load(folder / names.ENVIRONMENT)
         rows = [
@@ -248,7 +246,7 @@ def _versions(folder: Path) -> str:
 
 def _events(events: Iterable[Event], info: RunInfo) -> str:
     """Return the table of a run's events as HTML, with the time since the start of the run."""
-    # The clock of another host may be behind the one that told the start.
+    # The clock of another host may be behind the clock by which the start was recorded.
     rows = [
         (duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
         for e in events
@@ -259,39 +257,48 @@ def _events(events: Iterable[Event], info: RunInfo) -> str:
 def _epochs(epochs: Sequence[EpochSummary]) -> str:
     """A table with one row for each epoch, or for the last ones of a long run."""
     shown = epochs[-MAX_EPOCHS:]
-    names = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
-    validated = dict.fromkeys(name for epoch in shown for name in epoch.validation)
-    held_out = [name for name in validated if not ends_an_interval(name, validated)]
+    means = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
+    validation = dict.fromkeys(name for epoch in shown for name in epoch.validation)
+    # The ends of an interval stand in the cell of their value.
+    validation_values = [name for name in validation if not ends_an_interval(name, validation)]
     rows = [
         [
             f"{epoch.epoch}" if epoch.complete else f"{epoch.epoch} (a part)",
             f"{epoch.first_step} to {epoch.last_step}",
             duration(epoch.train_s),
             epoch.samples_per_s or "",
-            *(epoch.means.get(name, "") for name in names),
-            *(_validation_value(name, epoch.validation) for name in held_out),
+            *(epoch.means.get(name, "") for name in means),
+            *(_validation_value(name, epoch.validation) for name in validation_values),
             f"rank {epoch.slowest_rank}, {epoch.straggler_ratio:.2f} x the fastest",
         ]
         for epoch in shown
     ]
-    header = ["epoch", "steps", "took", "samples/s", *names, *(f"val {name}" for name in held_out), "slowest"]
+    header = [
+        "epoch",
+        "steps",
+        "took",
+        "samples/s",
+        *means,
+        *(f"val {n}" for n in validation_values),
+        "slowest",
+    ]
     left_out = f"<p>The last {MAX_EPOCHS} of {len(epochs)}.</p>" if len(epochs) > MAX_EPOCHS else ""
     return left_out + table(header, rows)
 
 
 def _validation_value(name: str, values: Mapping[str, float]) -> object:
-    """The value as a table shows it, with its interval where it has one."""
+    """The content of a cell: the value, with its interval if it has one."""
     return wording.with_interval(name, values, ".4g") if name + LOW in values else values.get(name, "")
 
 
 def _profiles(history: History) -> str:
-    """A table with one row for each rank that profiled some steps. All shares but the last, of what
-    is hidden, add up to the whole step."""
+    """A table of the parts of a step, as shares of its time, with one row for each rank that profiled some
+    steps. The last part, hidden communication, overlaps with others; the rest add up to the step."""
     rows = []
     for rank, event in sorted(history.profiles.items()):
-        seconds = event.detail
-        shares = [f"{100 * seconds[f'{part}_s'] / seconds['step_s']:.1f} %" for part in PROFILE_PARTS]
-        rows.append([f"rank {rank}", duration(seconds["step_s"]), *shares])
+        step_s = event.detail["step_s"]
+        shares = [f"{100 * event.detail[f'{part}_s'] / step_s:.1f} %" for part in PROFILE_PARTS]
+        rows.append([f"rank {rank}", duration(step_s), *shares])
     first, last = next(iter(history.profiles.values())).detail["steps"]
     header = ["rank", "a step", *PROFILE_PARTS[:-1], "hidden communication"]
     about = (
@@ -309,6 +316,6 @@ def _failures(run: Reportable) -> str:
 
 
 def _result(event: Event) -> str:
-    """A recipe's result, after the text of its event."""
+    """The text of the event with a recipe's result, and the result."""
     about = f"<p>{escape(event.text)}</p>" if event.text else ""
     return about + result_view.html(event.detail)

@@ -1,4 +1,4 @@
-"""A run as read from its folder, no matter which process started it and how it ended."""
+"""A run that is read from its folder, whatever process started it and however it ended."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nbgpu.run_folder.reader import Reader
 
 
 class StoredRun:
-    """A run with everything that a report shows.
+    """A run in a folder, with everything that a report shows.
 
     Args:
         folder: the run's folder.
 
     Attributes:
-        failures: the failures of the ranks, the original one first, and after it those of ranks that were
-            freed.
-        error: nothing, because a folder keeps the failures of ranks alone.
+        failures: the failures of the ranks, the earliest first. It is the cause; later ones are those of
+            ranks that were freed from a collective because of it.
+        error: None, because a folder keeps only the failures of ranks.
 
     Raises:
         ConfigError: there is no `run.toml` in the folder.
@@ -32,8 +32,8 @@ class StoredRun:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the settings, the outcomes of the ranks and the records' statuses from the folder. If the run
-        is over and was cut off, complete its metrics.csv."""
+        """Read the settings, the outcomes of the ranks and their records. Complete metrics.csv if the run is
+        over and was cut off."""
         self.folder = folder.absolute()
         _, self.config = runs.read_settings(folder)
         try:
@@ -45,7 +45,6 @@ class StoredRun:
             ) from None
         self.reader = Reader(folder, self.info.world_size, live=False)
         outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
-        # The rank that failed first is the cause; the others failed or were freed because of it.
         failed_s = {event.rank: event.time_s for event in self.reader.events() if event.kind == "failure"}
         self.failures: Sequence[RankFailure] = sorted(
             (outcome for outcome in outcomes.values() if isinstance(outcome, RankFailure)),
@@ -61,14 +60,11 @@ class StoredRun:
         return self.reader.statuses(self.info.devices)
 
     def _status(self) -> RunState:
-        """The state by the ranks' records. A run that goes on, or was killed with all its ranks, is in no
-        final state."""
+        """The state of the run by the records of its ranks. It is not a final state if the run goes on, or if
+        all ranks were killed."""
         if self.failures:
             return "failed"
-        states = [status.state for status in self.statuses()]
-        going_on = set(states) - FINAL_STATES
-        return (
-            state_of_slowest(going_on)
-            if going_on
-            else max(states, key=["finished", "stopped", "failed"].index)
-        )
+        states = {status.state for status in self.statuses()}
+        if active := states - FINAL_STATES:
+            return state_of_slowest(active)
+        return max(states, key=["finished", "stopped", "failed"].index)

@@ -1,7 +1,8 @@
-"""The charts of what nbgpu itself measures of a rank: one line each in `system_charts.json`.
+"""The charts of numbers that nbgpu itself measures on each rank. Each chart is an entry of
+`system_charts.json`.
 
-The live panel gets the lines as they are (widgets/src/charts.ts draws them); the report and the picture that
-stays in the notebook are drawn from the same ones (`charts.py`).
+The live panel gets the entries unchanged (widgets/src/charts.ts draws them). The report and the picture that
+stays in the notebook are drawn from the same entries (`charts.py`).
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ class SystemChart:
     title: str
     unit: str
     lines: list[tuple[str, ...]]
-    """For each line of a rank the name of its series, its style ('solid', 'dash' or 'dot'), and a label where
-    a rank has several lines."""
+    """For each line of a rank: the name of its series, its style ('solid', 'dash' or 'dot'), and a label if a
+    rank has several lines."""
     worse: Literal["more", "less"]
-    """Which values mark the worst rank."""
+    """Whether larger or smaller values mark the worst rank."""
     divisor: float = 1.0
-    """The charted unit, in the unit that ranks record."""
+    """The recorded values are divided by this number to get the charted unit."""
     at_first: bool = False
-    """Whether the panel shows the chart before anybody asks for it."""
+    """Whether the panel shows the chart from the beginning."""
     in_report: bool = False
     may_be_logarithmic: bool = False
     top: float | None = None
-    """The upper end of the axis; None where the values determine it."""
+    """The upper end of the axis; None to fit the values."""
     ceiling: Literal["", "memory_bytes"] = ""
-    """The property of a GPU to draw as a limit."""
+    """The property of a GPU that is drawn as a limit."""
     is_simulated: bool = False
-    """Whether a simulated link changes what is measured, so that the title names the link."""
+    """Whether a simulated link affects the values, so that the title names the link."""
 
 
 SYSTEM_CHARTS = [SystemChart(**line) for line in LINES]

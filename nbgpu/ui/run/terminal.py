@@ -1,13 +1,14 @@
 """A run in a terminal: a table of the ranks that is updated, and above it the events of the run.
 
-Where the output is not a terminal (a file, a pipe, a job's log), there is one line every few seconds instead.
+If the output is not a terminal (but a file, a pipe or a job's log), a line is printed every few seconds
+instead of the table.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 _REFRESH_PERIOD_S = 0.25
 LINE_PERIOD_S = 10.0
-"""The period of the lines where the output is no terminal."""
+"""The period of the lines if the output is no terminal."""
 MAX_ROWS = 16
 _BAR_WIDTH = 30
-_WIDE = 100
-"""The characters of a window that has room for every column."""
+_MIN_WIDTH_OF_ALL = 100
+"""The least number of characters of a window that has room for every column."""
 _TEXT_COLUMNS = ("rank", "device", "state", "")
 _GIB = 2.0**30
 
@@ -55,16 +56,16 @@ def follow(run: Run, console: Console, printed: Sequence[str] = ()) -> None:
         _wait(run, screen, lambda: live.update(screen.drawn(), refresh=True))
 
 
-def _wait(run: Run, screen: _Screen, draw: Any) -> None:
+def _wait(run: Run, screen: _Screen, draw: Callable[[], None]) -> None:
     """Draw the run until it is over. The first Ctrl-C stops the run with a checkpoint, and the second is
     raised."""
     is_stopping = False
     next_line_s = time.monotonic() + LINE_PERIOD_S
     while True:
         try:
-            # This is read first, so that the last round shows what was recorded up to the end.
+            # `over` is read before the records, so that the last iteration shows all of them.
             over = run.over
-            screen.tell_news()
+            screen.print_news()
             draw()
             if over:
                 return
@@ -84,34 +85,36 @@ class _Screen:
     """The state of a run on the screen, and the part of it that has been printed."""
 
     def __init__(self, run: Run, console: Console, printed: Sequence[str]) -> None:
-        """Note what has been printed already, so that no sentence appears twice."""
+        """Make a screen that prints no sentence of `printed` again."""
         self.console = console
         self._run = run
-        self._known_of_data = set(printed)
+        self._printed_data = set(printed)
         self._history = History()
         self._cursor = START
         # These notes were printed when the run was made.
-        self._known = set(resume.Beginning.read(run.folder).notes)
-        self._result_is_shown = False
+        self._printed_notes = set(resume.Beginning.read(run.folder).notes)
+        self._result_is_printed = False
         self._hung = False
-        self._profiled: set[int] = set()
+        self._printed_profiles: set[int] = set()
 
-    def tell_news(self) -> None:
-        """Print the events since the last call."""
+    def print_news(self) -> None:
+        """Print what has happened since the last call: data, events, healed ranks, a hang, profiles, and the
+        result."""
         for sentence in self._run.info.data:
-            if sentence not in self._known_of_data:
-                self._known_of_data.add(sentence)
+            if sentence not in self._printed_data:
+                self._printed_data.add(sentence)
                 say(self.console, f"data: {sentence}")
         marks: list[Event] = []
         for records, cursor in self._run.reader.batches(self._cursor):
             self._cursor = cursor
             marks += self._history.add(records)[1]
-        # A rank that was cut off may report its failure before the rank that caused it says why.
+        # The cause of a failure is printed before the state 'failed', which another rank may have recorded
+        # earlier.
         for event in sorted(marks, key=lambda mark: mark.text == "failed"):
-            if event.text not in self._known:
+            if event.text not in self._printed_notes:
                 say(self.console, _in_words(event), "red" if _is_bad(event) else "")
         for text in self._run.unreported_heals():
-            # The records of the ranks say so, too, and also after which step.
+            # With telemetry on, the ranks have recorded an event about it, with its step.
             if not self._run.config.telemetry:
                 say(self.console, text, "red")
         hangs = bool(self._run.hang)
@@ -119,11 +122,11 @@ class _Screen:
             say(self.console, self._run.hang)
         self._hung = hangs
         for rank, event in self._history.profiles.items():
-            if rank not in self._profiled:
-                self._profiled.add(rank)
+            if rank not in self._printed_profiles:
+                self._printed_profiles.add(rank)
                 say(self.console, f"rank {rank}: {event.text}")
-        if self._history.result is not None and not self._result_is_shown:
-            self._result_is_shown = True
+        if self._history.result is not None and not self._result_is_printed:
+            self._result_is_printed = True
             say(self.console, f"\n{result_view.text(self._history.result.detail, width_of(self.console))}\n")
 
     def summary(self) -> str:
@@ -131,7 +134,7 @@ class _Screen:
         return wording.summary(self._run.info, self._run.status, self._run.statuses(), self._history)
 
     def drawn(self) -> RenderableType:
-        """The bar and the table of the ranks."""
+        """The progress bar, the table of the ranks, and sentences about the run."""
         run, info = self._run, self._run.info
         statuses = run.statuses()
         now = progress(info, run.status, statuses)
@@ -142,30 +145,36 @@ class _Screen:
         about = ", ".join(filter(None, [wording.epochs(now), rate, info.simulated, *validated]))
         bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)
         head.add_row(Text(run.status, style="bold"), bar, f"{now.in_steps}{left}")
+        num_more = len(statuses) - MAX_ROWS
+        below = [
+            (f"and {num_more} more" if num_more > 0 else "", "dim"),
+            (wording.evaluated(statuses) or wording.pace(self._history, len(statuses)), "dim"),
+            (run.hang, "bold red"),
+        ]
+        sentences = [Text(text, style=style) for text, style in below if text]
+        return Group(head, *([Text(about)] if about else []), self._table(statuses), *sentences)
+
+    def _table(self, statuses: Sequence[RankStatus]) -> Table:
+        """The table of the ranks, without columns that are empty: a search has no samples and no learning
+        rate."""
         rows = [_row(status) for status in statuses[:MAX_ROWS]]
-        # The learning rate is the same on all ranks, and gives way in a narrow window.
-        left_out = {"lr"} if self.console.width < _WIDE else set()
-        # An empty column is not drawn: a search has no samples and no learning rate.
+        # A narrow window has no room for the learning rate, which is the same on all ranks.
+        left_out = {"lr"} if self.console.width < _MIN_WIDTH_OF_ALL else set()
         columns = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         for name in columns:
             justify: Literal["left", "right"] = "left" if name in _TEXT_COLUMNS else "right"
-            # The device is the one column that shrinks in a narrow window.
+            # Only the column of the device shrinks in a narrow window.
             width = 28 if name == "device" else None
             table.add_column(name, justify=justify, max_width=width, no_wrap=name not in ("device", ""))
         for row in rows:
             table.add_row(*(row[name] for name in columns))
-        below = (
-            [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
-        )
-        sentence = wording.evaluated(statuses) or wording.pace(self._history, len(statuses))
-        pace = [Text(sentence, style="dim")] if sentence else []
-        hang = [Text(run.hang, style="bold red")] if run.hang else []
-        return Group(head, *([Text(about)] if about else []), table, *below, *pace, *hang)
+        return table
 
 
 def _row(status: RankStatus) -> dict[str, str | Text]:
-    """The cells of a rank by the names of their columns; a warning stands last, below no name."""
+    """The cells of a rank by the titles of their columns. The last one is a warning, in a column without a
+    title."""
     values = status.values
     use = values.get("utilization_percent")
     memory = wording.memory_bytes(status)

@@ -1,5 +1,4 @@
-"""The state of a run in words and in a few numbers, for the panel, for a line of text and for a screen
-reader."""
+"""The state of a run as short texts, for the panel, the terminal, the saved notebook and screen readers."""
 
 from __future__ import annotations
 
@@ -9,19 +8,19 @@ from nbgpu.protocol.records import FINAL_STATES, HIGH, LOW, RankStatus, RunInfo
 from nbgpu.run_folder.progress import ProgressBar, progress
 from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
-from nbgpu.ui.run.history import History, Series
+from nbgpu.ui.run.history import History
 
 SILENCE_WORTH_SAYING_S = 3.0
-"""A rank that trains and was not heard for this long gets a warning."""
+"""A rank that trains and has sent no heartbeat for this long gets a warning."""
 SILENCE_OF_IMPORTS_S = 60.0
-"""A rank that does not train yet gets the warning after this time: some packages hold the GIL for long while
-they are loaded."""
+"""A rank that does not train yet gets the warning after this time, because some packages hold the GIL long
+while they are imported."""
 MEMORY_WORTH_SAYING = 0.9
 """The share of a device's memory above which the panel warns."""
 
 _UNITS = {"db": "dB", "s": "s", "percent": "%", "bytes": "bytes", "nm": "nm", "mm": "mm"}
 
-_RECENT_STEPS = 20
+_RECENT_RECORDS = 20
 """The ranks' times are compared by their means over this many of the newest records."""
 _PACE_TOLERANCE = 0.05
 """Ranks whose times differ by less than this share count as equally fast."""
@@ -35,7 +34,7 @@ def readable(name: str) -> str:
 
 
 def validated(newest: Mapping[str, float]) -> list[str]:
-    """The newest loss of the validations, and their values that have intervals, each in words.
+    """Texts about the newest validation: its loss, and its values that have an interval.
 
     Args:
         newest: the newest value of each series, by name.
@@ -46,15 +45,20 @@ def validated(newest: Mapping[str, float]) -> list[str]:
 
 
 def with_interval(name: str, values: Mapping[str, float], digits: str) -> str:
-    """A value with the interval that is recorded beside it: '0.71 (0.55 to 0.84)'; alone where there is
-    none."""
+    """A value with its interval, such as '0.71 (0.55 to 0.84)'; the value alone if no interval is recorded.
+
+    Args:
+        name: the name of the value in `values`.
+        values: the newest value of each series, by name; the ends of the interval are separate series.
+        digits: the format of the numbers, such as '.3g'.
+    """
     low, high = values.get(name + LOW), values.get(name + HIGH)
     interval = "" if low is None or high is None else f" ({low:{digits}} to {high:{digits}})"
     return f"{values[name]:{digits}}{interval}"
 
 
 def epochs(now: ProgressBar) -> str:
-    """The epoch in words; empty where it is not known, and where the run has only one."""
+    """The epoch, such as 'epoch 2 of 10'; empty if it is not known, or if the run has only one."""
     if now.num_epochs > 1:
         return f"epoch {now.epoch} of {now.num_epochs}"
     return f"epoch {now.epoch}" if now.epoch and not now.num_epochs else ""
@@ -74,17 +78,17 @@ def state(status: RankStatus) -> str:
 
 
 def evaluated(statuses: Sequence[RankStatus]) -> str:
-    """Return how many samples of the result all ranks together have evaluated; empty before that and at the
-    end."""
+    """Return how many samples of the result all ranks together have evaluated; empty while the ranks do not
+    work on the result."""
     done, total = sum(s.done for s in statuses), sum(s.total for s in statuses)
     is_over = all(s.state in FINAL_STATES for s in statuses)
     return "" if is_over or done == total else f"{done} of {total} samples of the result evaluated"
 
 
 def warning(status: RankStatus) -> str:
-    """A warning about a rank in words; empty where all is well.
+    """A warning about a rank that is silent or has little memory left; empty for other ranks.
 
-    A silent rank may be in C code that holds the GIL, so this never says that it is dead.
+    A silent rank may be in C code that holds the GIL, so the text never says that the rank is dead.
     """
     before_training = status.state in ("starting", "loading packages")
     worth_saying_s = SILENCE_OF_IMPORTS_S if before_training else SILENCE_WORTH_SAYING_S
@@ -92,46 +96,48 @@ def warning(status: RankStatus) -> str:
         return f"no heartbeat for {status.silent_s:.0f} s"
     used = memory_bytes(status)
     share = used / status.device.memory_bytes if used is not None and status.device.memory_bytes else 0.0
-    return f"memory {share:.0%}".replace("%", " %") if share >= MEMORY_WORTH_SAYING else ""
+    return f"memory {100 * share:.0f} %" if share >= MEMORY_WORTH_SAYING else ""
 
 
 def pace(history: History, num_ranks: int) -> str:
-    """One sentence that names the slowest rank and says by how much it is slower; empty until that is known.
-    Ranks from `num_ranks` on are lost with their host, and have no pace.
+    """One sentence that names the slowest rank and its delay; empty before two ranks have recorded times.
 
     Under DDP all ranks end a step together, so equal step times can hide a rank for which the others wait.
-    The series `compute_s` and `data_s` have each rank's own share of the work, where they were measured.
+    The times that a rank spends on its own computation (`compute_s`) and on waiting for data (`data_s`) are
+    therefore compared first, if they were measured.
+
+    Args:
+        history: the run's numbers.
+        num_ranks: the present number of ranks. Ranks with higher numbers are lost with their host.
     """
-    # The most telling series comes first: how long a rank works by itself.
-    for name, what in (
+    step_s = _recent_means(history, "step_s", num_ranks)
+    for name, difference in (
         ("compute_s", "spends {more} longer on each step's own work than rank {fast}"),
         ("data_s", "waits {more} longer for data than rank {fast}"),
         ("step_s", "takes {more} longer for a step than rank {fast}"),
     ):
-        by_rank = _series_of(history, name, num_ranks)
-        if len(by_rank) < 2:
+        means_s = _recent_means(history, name, num_ranks)
+        if len(means_s) < 2:
             continue
-        means = {rank: series.recent_mean(_RECENT_STEPS) for rank, series in by_rank.items()}
-        slow, fast = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-        step_means = [s.recent_mean(_RECENT_STEPS) for s in _series_of(history, "step_s", num_ranks).values()]
-        reference_s = max([*step_means, means[slow]])
-        difference_s = means[slow] - means[fast]
-        if reference_s > 0 and difference_s / reference_s > _PACE_TOLERANCE:
-            more = f"{duration(difference_s)} ({difference_s / reference_s:.0%} of a step)".replace("%", " %")
-            return f"Rank {slow} is the slowest: it {what.format(more=more, fast=fast)}."
-    if len(_series_of(history, "step_s", num_ranks)) < 2:
+        slow, fast = max(means_s, key=means_s.__getitem__), min(means_s, key=means_s.__getitem__)
+        whole_step_s = max([*step_s.values(), means_s[slow]])
+        difference_s = means_s[slow] - means_s[fast]
+        if whole_step_s > 0 and difference_s / whole_step_s > _PACE_TOLERANCE:
+            more = f"{duration(difference_s)} ({100 * difference_s / whole_step_s:.0f} % of a step)"
+            return f"Rank {slow} is the slowest: it {difference.format(more=more, fast=fast)}."
+    if len(step_s) < 2:
         return ""
-    return f"All ranks keep the same pace: their times differ by less than {_PACE_TOLERANCE:.0%} of a step.".replace(
-        "%", " %"
-    )
+    return f"All ranks keep the same pace: their times differ by less than {100 * _PACE_TOLERANCE:.0f} % of a step."
 
 
-def _series_of(history: History, name: str, num_ranks: int) -> dict[int, Series]:
-    return {rank: series for rank, series in history.ranks_of(name).items() if rank < num_ranks}
+def _recent_means(history: History, name: str, num_ranks: int) -> dict[int, float]:
+    """The mean of the newest values of a series, by rank."""
+    by_rank = history.ranks_of(name)
+    return {rank: by_rank[rank].recent_mean(_RECENT_RECORDS) for rank in by_rank if rank < num_ranks}
 
 
 def time_left(left_s: float | None) -> str:
-    """Return a text about the time until a run's job ends; empty if no such time is known."""
+    """Return a text about the time until a run's job ends; empty if that time is not known."""
     return "" if left_s is None else f"the job ends in {duration(left_s)}"
 
 
@@ -144,8 +150,8 @@ def recent(history: History, num_marks: int = 3) -> list[str]:
 
 
 def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History | None = None) -> str:
-    """One line about the progress of a run, for a notebook with no frontend and for the saved output. The
-    losses are those of the history, or without one the newest that each rank has told."""
+    """One line about the progress of a run. The losses are the newest of the history; without a history,
+    those of the ranks' statuses."""
     now = progress(info, state, statuses)
     by_rank = {status.rank: status.values for status in statuses} if history is None else history.newest()
     losses = [values["loss"] for values in by_rank.values() if "loss" in values]

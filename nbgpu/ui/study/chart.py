@@ -14,7 +14,8 @@ from nbgpu.planning.studies import RANKS, StudyPlan
 from nbgpu.text.ranks import count_of_ranks
 
 _LARGEST_LINEAR_SPREAD = 20
-"""On a linear axis the small ones of values farther apart than this lie on one another."""
+"""Values whose ratio is larger than this get a logarithmic axis: on a linear axis the small values would
+overlap."""
 
 
 class Studied(Protocol):
@@ -48,16 +49,17 @@ class StudyChart:
     """The title of the x axis below the parts of a step."""
     y_title: str
     x: Sequence[Any]
-    """The values of the points that were measured: numbers, or their names; the numbers of parameters where
-    `is_by_size`."""
+    """The x of each measured point: the value that the study varies, as a number or a name, or the number of
+    parameters if `is_by_size`."""
     is_by_size: bool
-    """Whether the left chart has the number of parameters below it."""
+    """Whether the x axis of the left chart is the number of parameters."""
     ticks: Sequence[str]
-    """The values of `x` in words where they are on a logarithmic axis; empty where they are not."""
+    """The labels of `x` on a logarithmic axis; empty for a linear axis."""
     names: Sequence[str]
-    """The values of the points in `x`."""
+    """The value that the study varies at each point, as text."""
     y: Sequence[float]
     between: Sequence[tuple[float, float]]
+    """The 95 % interval (low, high) of each point in `y`."""
     ideal: Sequence[float]
     """The ideal value of each point; empty if no ideal is known."""
     parts_ms: dict[str, list[float]]
@@ -65,67 +67,62 @@ class StudyChart:
 
 
 def chart(study: Studied) -> StudyChart:
-    """Return what the charts show at this moment."""
+    """Return the present data of the charts."""
     plan, summary = study.plan, study.summary()
-    found = [each for each in summary if isinstance(each, PointSummary)]
-    subject = _subject(plan, found)
+    points = [point for point in summary if isinstance(point, PointSummary)]
     is_ranks = plan.vary == RANKS
     are_numbers = all(
-        isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in summary
+        isinstance(point.value, int | float) and not isinstance(point.value, bool) for point in summary
     )
     # Models that are chosen by name are placed by their number of parameters.
     is_by_size = not are_numbers and differ_in_size(summary)
     if is_by_size:
-        found.sort(key=lambda each: each.parameters)
-        title = f"Samples per second by number of parameters ({plan.vary}), measured: {subject}"
-        x: list[Any] = [each.parameters for each in found]
+        points.sort(key=lambda point: point.parameters)
+        title = f"Samples per second by number of parameters ({plan.vary})"
+        x: list[Any] = [point.parameters for point in points]
     else:
-        by = (
-            f"Speed-up by ranks ({plan.config.mode} scaling)"
-            if is_ranks
-            else f"Samples per second by {plan.vary}"
-        )
-        title = f"{by}, measured: {subject}"
-        x = [each.value if are_numbers else str(each.value) for each in found]
+        speed_up = f"Speed-up by ranks ({plan.config.mode} scaling)"
+        title = speed_up if is_ranks else f"Samples per second by {plan.vary}"
+        x = [point.value if are_numbers else str(point.value) for point in points]
     is_logarithmic = is_by_size or (are_numbers and not is_ranks and _spread(x) > _LARGEST_LINEAR_SPREAD)
-    names = [name for name in PARTS if any(name in each.parts_s for each in found)]
+    parts = [name for name in PARTS if any(name in point.parts_s for point in points)]
     return StudyChart(
-        title=title,
-        parts_title=f"Parts of a step by {plan.vary}, measured{_over(plan)}",
+        title=f"{title}, measured: {_subject(plan, points)}",
+        parts_title=f"Parts of a step by {plan.vary}, measured{_simulated(plan)}",
         x_title="number of parameters" if is_by_size else plan.vary,
         parts_x_title=plan.vary,
         y_title="speed-up" if is_ranks else "samples/s",
         x=x,
         is_by_size=is_by_size,
         ticks=[f"{value:,}" for value in x] if is_logarithmic else [],
-        names=[str(each.value) for each in found],
-        y=[each.relative if is_ranks else each.samples_per_s for each in found],
-        between=[_between(each, is_ranks) for each in found],
-        ideal=[each.ideal for each in found] if is_ranks else [],
-        parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
+        names=[str(point.value) for point in points],
+        y=[point.relative if is_ranks else point.samples_per_s for point in points],
+        between=[_between(point, is_ranks) for point in points],
+        ideal=[point.ideal for point in points] if is_ranks else [],
+        parts_ms={name: [1e3 * point.parts_s.get(name, 0.0) for point in points] for name in parts},
     )
 
 
 def _spread(x: Sequence[float]) -> float:
-    """Return the ratio of the largest to the least value; 1 if the least is not above 0, where it says
-    nothing."""
+    """Return the ratio of the largest to the least value; 1 if the least is not above 0, where there is no
+    such ratio."""
     return max(x) / min(x) if x and min(x) > 0 else 1.0
 
 
-def _between(found: PointSummary, is_ranks: bool) -> tuple[float, float]:
-    """Return the interval of a point. With a single repeat it is empty, because steps of one repeat say
-    nothing of how much repeats differ."""
-    if found.num_repeats < LEAST_REPEATS:
-        y = found.relative if is_ranks else found.samples_per_s
+def _between(point: PointSummary, is_ranks: bool) -> tuple[float, float]:
+    """Return the interval of a point. With too few repeats its ends are the value itself, because the steps
+    of one repeat do not show how much repeats differ."""
+    if point.num_repeats < LEAST_REPEATS:
+        y = point.relative if is_ranks else point.samples_per_s
         return y, y
-    return found.relative_between if is_ranks else found.samples_between
+    return point.relative_between if is_ranks else point.samples_between
 
 
-def _over(plan: StudyPlan) -> str:
+def _simulated(plan: StudyPlan) -> str:
     return f", {plan.cluster.simulated}" if plan.cluster.simulated else ""
 
 
-def _subject(plan: StudyPlan, found: Sequence[PointSummary]) -> str:
-    """Return the recipe and the ranks that were measured, for the titles."""
-    of_ranks = "" if plan.vary == RANKS or not found else f", {count_of_ranks(found[0].ranks)}"
-    return f"{plan.subject}{of_ranks}{_over(plan)}"
+def _subject(plan: StudyPlan, points: Sequence[PointSummary]) -> str:
+    """Return the recipe, the number of ranks and a simulated link, for the titles."""
+    ranks = "" if plan.vary == RANKS or not points else f", {count_of_ranks(points[0].ranks)}"
+    return f"{plan.subject}{ranks}{_simulated(plan)}"

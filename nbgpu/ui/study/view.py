@@ -36,8 +36,8 @@ _INCHES = (4.3, 3.6)
 
 
 def svg(study: Studied) -> str:
-    """The charts as elements of a page, which stand one below the other where the page is narrow; empty where
-    there is nothing to draw."""
+    """The charts as SVG elements, which a narrow page shows one below the other; empty before there is a
+    measured point."""
     drawn = chart(study)
     if not drawn.x:
         return ""
@@ -49,13 +49,9 @@ def _draw_measured(drawn: StudyChart) -> str:
     figure, axes = new_figure(_INCHES)
     if drawn.ideal:
         axes.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
-    # matplotlib takes distances from the point, and refuses those below zero that rounding may give.
-    below = [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)]
-    above = [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)]
-    # Between names there is nothing that a line could show.
-    line = "" if any(isinstance(value, str) for value in drawn.x) else "-"
+    line = "" if _has_names(drawn) else "-"
     style: dict[str, Any] = {"color": _MEASURED, "marker": "o", "linestyle": line, "capsize": 3}
-    axes.errorbar(drawn.x, drawn.y, yerr=[below, above], label="measured, 95 %", **style)
+    axes.errorbar(drawn.x, drawn.y, yerr=_distances(drawn), label="measured, 95 %", **style)
     _style(axes, drawn.title, drawn.x_title, drawn.y_title)
     axes.set_ylim(bottom=0)
     if drawn.ticks:
@@ -79,21 +75,33 @@ def _draw_measured(drawn: StudyChart) -> str:
     return _picture(figure, drawn.title)
 
 
+def _has_names(drawn: StudyChart) -> bool:
+    """Whether x has names, between which a line would mean nothing."""
+    return any(isinstance(value, str) for value in drawn.x)
+
+
+def _distances(drawn: StudyChart) -> tuple[list[float], list[float]]:
+    """The distances from each point to the low and to the high end of its interval. Rounding may give
+    distances below zero, which matplotlib refuses."""
+    points = list(zip(drawn.y, drawn.between, strict=True))
+    return [max(0.0, y - low) for y, (low, _) in points], [max(0.0, high - y) for y, (_, high) in points]
+
+
 def _draw_parts(drawn: StudyChart) -> str:
     """Draw the parts of a step as stacked bars, one bar for each point."""
     figure, axes = new_figure(_INCHES)
-    places = list(range(len(drawn.x)))
-    reached = [0.0] * len(places)
-    for name, milliseconds in drawn.parts_ms.items():
-        axes.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
-        reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
-    axes.set_xticks(places, drawn.names)
+    positions = list(range(len(drawn.x)))
+    bottoms = [0.0] * len(positions)
+    for name, heights in drawn.parts_ms.items():
+        axes.bar(positions, heights, bottom=bottoms, color=_COLORS[name], label=PARTS[name], width=0.6)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    axes.set_xticks(positions, drawn.names)
     _style(axes, drawn.parts_title, drawn.parts_x_title, "time of a step, ms")
     return _picture(figure, drawn.parts_title)
 
 
 def _picture(figure: Figure, title: str) -> str:
-    # Below the chart: bars and lines leave no place in it.
+    # The legend is below the chart, because bars and lines leave no room in it.
     style: dict[str, Any] = {"frameon": False, "fontsize": FONT_PT, "ncols": 2, "labelcolor": TEXT_COLOR}
     figure.legend(loc="outside lower center", **style)
     return svg_element(figure, title)
@@ -110,21 +118,16 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
     if drawn.ideal:
         ideal = {"mode": "lines", "line": {"color": TEXT_COLOR, "dash": "dot"}, "name": "ideal"}
         data.append({"type": "scatter", "x": list(drawn.x), "y": list(drawn.ideal), **ideal})
-    # Between names there is nothing that a line could show.
-    has_names = any(isinstance(value, str) for value in drawn.x)
+    below, above = _distances(drawn)
+    mode = "markers" if _has_names(drawn) else "lines+markers"
     data.append(
         {
             "type": "scatter",
-            "mode": "lines+markers+text" if drawn.is_by_size else "markers" if has_names else "lines+markers",
+            "mode": "lines+markers+text" if drawn.is_by_size else mode,
             "name": "measured, with 95 % intervals",
             "x": list(drawn.x),
             "y": list(drawn.y),
-            "error_y": {
-                "type": "data",
-                "symmetric": False,
-                "array": [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)],
-                "arrayminus": [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)],
-            },
+            "error_y": {"type": "data", "symmetric": False, "array": above, "arrayminus": below},
             "line": {"color": _MEASURED},
             "text": list(drawn.names),
             "textposition": "top center",
@@ -168,7 +171,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 "title": {"text": drawn.parts_x_title},
             },
             "yaxis2": {**axis, "anchor": "x2", "title": {"text": "time of a step, ms"}},
-            # At the bottom edge: a place that is measured from the plot came to lie over the names of axes.
+            # At the bottom edge of the figure: relative to the plot, the legend would cover the axis titles.
             "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom"},
         },
         "config": PLOTLY_CONFIG,
@@ -194,11 +197,11 @@ def table_html(study: Studied) -> str:
     header, rows = study_table.header_and_rows(study.plan, summary)
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
     body = []
-    for found, row in zip(summary, rows, strict=True):
+    for point, row in zip(summary, rows, strict=True):
         first, *others = map(html.escape, row)
-        failed = isinstance(found, Gap) and found.why
         cells = "".join(f"<td>{cell}</td>" for cell in others)
-        marked = ' class="nbgpu-study-gap"' if failed else ""
+        has_failed = isinstance(point, Gap) and point.why
+        marked = ' class="nbgpu-study-gap"' if has_failed else ""
         body.append(f'<tr{marked}><th scope="row">{first}</th>{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 

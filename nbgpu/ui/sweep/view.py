@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.sweeps.trial import LOSS, Curve
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_IN_LEGEND = 12
 
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
-"""The names of dash styles in matplotlib and Plotly. Trials of the same colour differ in them."""
+"""The names of dash styles in matplotlib and in Plotly, by which trials of the same colour differ."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Line:
 
 
 def chart(sweep: Sweep) -> tuple[str, list[Line]]:
-    """The chart's title and lines: the number by which the trials are sorted, or the loss while no trial has
-    that number."""
+    """Return the chart's title and its lines: the number by which the trials are sorted, or the smoothed loss
+    before any trial has recorded that number."""
     sort_by, best = sweep.plan.config.sort_by, sweep.best
     title = sort_by
     curves = {trial: trial.curve(sort_by) for trial in sweep.trials}
     if not any(curve.values for curve in curves.values()):
         title = f"{LOSS}, smoothed; there is no {sort_by} yet"
-        loss = {trial: trial.curve(LOSS) for trial in sweep.trials}
-        curves = {t: Curve(c.goal, c.steps, smoothed(c.values)) for t, c in loss.items()}
+        curves = {trial: trial.curve(LOSS) for trial in sweep.trials}
+        curves = {t: replace(curve, values=smoothed(curve.values)) for t, curve in curves.items()}
     return title, [
         Line(trial.number, f"trial {trial.number}: {trial.label}", curve, trial is best)
         for trial, curve in curves.items()
@@ -61,7 +61,7 @@ def chart(sweep: Sweep) -> tuple[str, list[Line]]:
 
 
 def svg(sweep: Sweep) -> str:
-    """The chart as an element of a page; empty where there is nothing to draw."""
+    """The chart as an SVG element; empty before there is anything to draw."""
     title, lines = chart(sweep)
     if not lines:
         return ""
@@ -123,7 +123,7 @@ def page(sweep: Sweep, picture: str) -> str:
 
 
 def table_html(header: Sequence[str], shown: Sequence[TrialRow]) -> str:
-    """Return the table of the trials as HTML. The error of a failed trial is in a row of its own below it."""
+    """Return the table of the trials as HTML. The error of a failed trial is in another row below it."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
     body = []
     for row in shown:

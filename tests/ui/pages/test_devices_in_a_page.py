@@ -30,7 +30,7 @@ BUSY = "for load in (13, 23, 33, 43, 53, 63):\n    gpus[0].load = load\n    time
 
 
 def num_readings(notebook: Notebook) -> int:
-    return int(notebook.in_kernel("print(picker._reader.num_readings)"))
+    return int(notebook.in_kernel("print(picker.num_readings)"))
 
 
 def chosen(notebook: Notebook) -> list[int]:

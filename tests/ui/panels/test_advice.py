@@ -85,13 +85,13 @@ def test_a_run_of_which_too_little_is_known_is_told_so(
     panel._show(run)
     run.wait()
     panel._explain.click()
-    assert "2 steps with their parts were recorded" in panel._said.value
+    assert "2 steps with their parts were recorded" in panel._message.value
     # The next run makes what was said of this one disappear.
     longer = cluster2.train(recipe, runs_dir=str(tmp_path), **STEPS, val_every=0, compute_s=0.02)
     panel._show(longer)
     longer.wait()
     panel._explain.click()
-    assert "were recorded" not in panel._said.value
+    assert "were recorded" not in panel._message.value
     # Beside other work on the machine there may be something to advise, with a setting to try or without one.
     said = texts(panel._advice.box)
     assert said

@@ -188,19 +188,19 @@ def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
     )
     for pressed in (panel._start, panel._plan, panel._find):
         pressed.click()
-        assert 'role="alert"' in panel._said.value
+        assert 'role="alert"' in panel._message.value
         for said in (
             "CPU ranks: 0 is not valid",
             "Patch size: 30 is not valid",
             "Learning rate: &#x27;0,001&#x27; is not a number",
         ):
-            assert said in panel._said.value
+            assert said in panel._message.value
         assert not panel._start.disabled
     assert panel._settings.fields["patch_size"].value == "30"
     assert panel._settings.fields["lr"].value == "0,001"
     # What was said goes when something is changed.
     type_in(panel, patch_size="32")
-    assert panel._said.value == said_nothing(panel)
+    assert panel._message.value == said_nothing(panel)
     panel._settings.devices.ranks.value = "2"
     panel._start.click()
     assert panel._settings.tabs.get_title(panel._settings.tabs.selected_index) == "Optimizer"
@@ -208,14 +208,14 @@ def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
 
 def said_nothing(panel: _Controls) -> str:
     panel._say("")
-    return str(panel._said.value)
+    return str(panel._message.value)
 
 
 def test_values_that_do_not_go_together_are_said_in_words() -> None:
     panel = _Controls("autoencoder", cluster=None)
     type_in(panel, replace_rate="0.5")
     panel._start.click()
-    assert "replace_rate=0.5 replaces nothing while cache_rate=1" in panel._said.value
+    assert "replace_rate=0.5 replaces nothing while cache_rate=1" in panel._message.value
 
 
 HOSTS_HERE = {"launcher": "hosts", "nodes": "2", "gpus_per_node": "1", "gpus": "none", "interface": "lo"}
@@ -224,14 +224,14 @@ HOSTS_HERE = {"launcher": "hosts", "nodes": "2", "gpus_per_node": "1", "gpus": "
 
 def choose_hosts(panel: _Controls, **typed: str) -> None:
     for name, text in typed.items():
-        panel._settings.devices.of_hosts[name].value = text
+        panel._settings.devices.hosts.fields[name].value = text
 
 
 def wait_for_join_file(panel: _Controls) -> str:
     """The file that the panel names for hosts."""
     give_up_s = time.monotonic() + 120
-    while (named := re.search(r"nbgpu host --join (\S+?)<", panel._said.value)) is None:
-        assert panel._busy, panel._said.value
+    while (named := re.search(r"nbgpu host --join (\S+?)<", panel._message.value)) is None:
+        assert panel._busy, panel._message.value
         assert time.monotonic() < give_up_s
         time.sleep(0.05)
     return named[1]
@@ -245,7 +245,7 @@ def test_the_wait_for_hosts_says_what_to_start_and_can_be_stopped() -> None:
     assert not panel._stop.disabled
     panel._stop.click()
     _wait_until_free(panel)
-    assert "the start was stopped" in panel._said.value
+    assert "the start was stopped" in panel._message.value
     assert panel._stop.disabled
     assert not panel._start.disabled
     assert not folder.exists()
@@ -261,7 +261,7 @@ def test_a_run_is_planned_on_hosts_that_have_dialled_in() -> None:
     dialled = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
     try:
         _wait_until_free(panel)
-        assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
+        assert "3 samples for each rank and micro-batch, 6 in each" in panel._message.value
         assert "2 CPU ranks on 2 hosts" in panel._devices._note.value
         assert parts_of_devices(panel) == [panel._devices._note]
     finally:
@@ -289,7 +289,7 @@ def test_the_cards_of_this_host_are_not_those_of_a_cluster_on_others() -> None:
 def _wait_until_free(panel: _Controls) -> None:
     give_up_s = time.monotonic() + 120
     while panel._busy:
-        assert time.monotonic() < give_up_s, panel._said.value
+        assert time.monotonic() < give_up_s, panel._message.value
         time.sleep(0.05)
     # Whoever frees the panel holds this until the buttons say so.
     with panel._lock:
@@ -306,9 +306,9 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     assert panel._start.disabled
     assert panel._stop.disabled
     _wait_until_free(panel)
-    assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
+    assert "3 samples for each rank and micro-batch, 6 in each" in panel._message.value
     # Long lines wrap below the buttons, and do not scroll.
-    assert "pre-line" in panel._said.value
+    assert "pre-line" in panel._message.value
     # A terminal of 80 columns breaks the same plan between words.
     printed, plan = io.StringIO(), str(cluster2.plan("autoencoder", data="phantoms", patch_size=16))
     say(Console(file=printed, force_terminal=True, width=80), plan)
@@ -319,7 +319,7 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     assert not panel._stop.disabled
     panel._stop.click()
     _wait_until_free(panel)
-    assert "stopped" in panel._said.value
+    assert "stopped" in panel._message.value
     assert panel._settings.fields["batch_size"].value == "3"
     assert not panel._find.disabled
     _wait_until_back(cluster2)
@@ -410,7 +410,7 @@ def test_a_search_shows_its_pictures_and_has_no_batches(cluster2: nbgpu.Cluster,
     settings = {"limit_to": 4, "shape": (8, 8, 8), "steps": 4, "val_every": 2, "runs_dir": str(tmp_path)}
     run = cluster2.train("microstructure", **settings)
     panel._show(run)
-    _, drawn, pictures = panel._place.children
+    _, drawn, pictures = panel._run_views.children
     run.wait()
     assert "step 4: the volume as a block" in pictures.value
     assert 'src="data:image/png;base64,' in pictures.value

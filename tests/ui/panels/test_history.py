@@ -126,7 +126,7 @@ def test_a_past_that_comes_after_the_page_was_ready_comes_whole(
     panel = Panel(run, "slot")  # type: ignore[arg-type]
     monkeypatch.setattr(panel, "send", lambda content, buffers=(): sent.append((content, list(buffers))))
     panel._on_page_message(panel, {"type": "ready", "plotly": True}, [])
-    panel._follower._take(last=False)
+    panel._follower.read(last=False)
     panel.close()
     snapshot, delta = (message for message in sent if message[0]["type"] in ("snapshot", "delta"))
     assert snapshot[0]["series"] == []
@@ -167,9 +167,9 @@ def test_a_moment_of_a_long_run_costs_a_few_points(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, steps=3000, step_s=1e-4)
     run.wait(400)
     panel = Panel(run, "slot")  # type: ignore[arg-type]
-    panel._follower._take(last=False)
+    panel._follower.read(last=False)
     whole = panel._follower.history.series[0, "loss"]
     moment = Series(whole.times_s[-3:], whole.steps[-3:], whole.values[-3:])
-    assert panel._points_for({(0, "loss"): moment}) < 200
-    assert panel._points_for({(0, "loss"): whole}) == panel._points_of_whole() >= 3000
+    assert panel._num_points({(0, "loss"): moment}) < 200
+    assert panel._num_points({(0, "loss"): whole}) == panel._num_points_of_whole() >= 3000
     panel.close()

@@ -100,7 +100,7 @@ def test_a_notebook_in_a_slurm_job_can_save_before_its_limit_with_any_launcher(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    hosts = area.devices.of_hosts
+    hosts = area.devices.hosts.fields
     hosts["launcher"].value = "slurm"
     hosts["launcher_options"].value = "time=1:00:00"
     assert "'time' cannot be given, because this notebook is in job 7" in problems(area)["launcher_options"]
@@ -111,7 +111,7 @@ def test_a_notebook_in_a_slurm_job_can_save_before_its_limit_with_any_launcher(
 
 
 def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: SettingsArea) -> None:
-    hosts = area.devices.of_hosts
+    hosts = area.devices.hosts.fields
     assert shown(area, "Hosts") == ["launcher"]
     hosts["launcher"].value = "ssh"
     assert shown(area, "Hosts") == [
@@ -147,7 +147,7 @@ def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: Settin
 
 
 def test_the_global_batch_is_said_where_the_number_of_ranks_is_known(area: SettingsArea) -> None:
-    hosts, size = area.devices.of_hosts, area.fields["batch_size"]
+    hosts, size = area.devices.hosts.fields, area.fields["batch_size"]
     hosts["launcher"].value = "ssh"
     hosts["hosts"].value = "node1, node2"
     assert size.note == ""
@@ -339,7 +339,7 @@ def test_mixed_precision_is_what_the_devices_can_do_where_there_are_gpus(
 ) -> None:
     assert area.fields["amp"].value == "off"
     t4 = Device("cuda", "Tesla T4", "GPU-1", 0, 16 * 2**30, compute_capability=7.5)
-    monkeypatch.setattr(area, "_chosen", lambda config: [t4])
+    monkeypatch.setattr(area, "_chosen_devices", lambda config: [t4])
     area.judge()
     assert (area.fields["amp"].value, area.fields["amp"].changed) == ("auto", False)
     assert 'amp="auto"' in area._copy.code
@@ -356,7 +356,7 @@ def test_mixed_precision_is_what_the_devices_can_do_where_there_are_gpus(
     area._workload.preset.value = "fast_ddpm"
     assert area.fields["amp"].value == "bf16"
     assert "Take amp='fp16', or 'auto'" in area.fields["amp"].problem
-    monkeypatch.setattr(area, "_chosen", lambda config: [cpu(0)])
+    monkeypatch.setattr(area, "_chosen_devices", lambda config: [cpu(0)])
     area._workload.preset.value = ""
     assert area.fields["amp"].value == "off"
 
@@ -472,9 +472,9 @@ def test_the_settings_of_the_last_run_are_shown_whatever_defaults_the_form_has(a
     runs.create(SettledConfig(last), ClusterConfig(gpus="none"))
     area._workload.preset.value = "3d_ldm"
     area.judge()
-    area.form.suit(True)
+    area.form.adapt_defaults(has_gpus=True)
     assert (area.fields["amp"].value, area.fields["epochs"].value) == ("auto", "1000")
-    area._take_last()
+    area._show_last_run()
     for name in ("lr", "batch_size", "amp", "epochs", "patch_size", "steps"):
         assert area.fields[name].value == as_text(getattr(last, name)), name
 

@@ -72,7 +72,7 @@ def test_a_curve_goes_on_with_the_ranks_that_a_lost_host_has_left(trial: Trial, 
     run: Any = SimpleNamespace(folder=trial.folder / info.run_id, info=info, status="running")
     _record(trial, info, (0, 1, 1.0), (1, 1, 3.0), (0, 2, 9.0))
     run.reader = Reader(run.folder, 2, live=False)
-    trial.began(run)
+    trial.begin_run(run)
     assert _points(trial) == [(1, 2.0)]
     # Rank 1 is lost in step 2, which rank 0 does again.
     _record(trial, info, (0, 2, 5.0), (0, 3, 4.0))
