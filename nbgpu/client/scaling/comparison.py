@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbgpu.errors import ConfigError
-from nbgpu.performance.study_results import Interval, PointSummary
+from nbgpu.performance.study_results import Gap, Interval, PointSummary
 from nbgpu.performance.verdicts import LEAST_REPEATS
 from nbgpu.planning.studies import StudyPlan
 from nbgpu.text.html import shown_as_html
@@ -15,8 +15,6 @@ from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from nbgpu.client.scaling.study import Study
 
 _ALWAYS_DIFFERENT = ("load",)
 """Parts of the environment that differ between any two studies, and are not listed as a difference."""
@@ -46,6 +44,15 @@ class ComparedPoint:
         return self.num_repeats >= LEAST_REPEATS and not self.between[0] <= 1 <= self.between[1]
 
 
+class ComparedStudy(NamedTuple):
+    """The parts of a study that a comparison needs; the study itself imports this module."""
+
+    name: str
+    plan: StudyPlan
+    environment: Mapping[str, Any]
+    summary: Sequence[PointSummary | Gap]
+
+
 class Comparison:
     """Two studies side by side. Prints as a table.
 
@@ -57,9 +64,9 @@ class Comparison:
         ConfigError: the studies have no point in common.
     """
 
-    def __init__(self, first: Study, other: Study) -> None:
+    def __init__(self, first: ComparedStudy, other: ComparedStudy) -> None:
         """Find the points that both studies have measured, and note what else differs between the studies."""
-        name, other_name, vary = first.folder.name, other.folder.name, first.plan.vary
+        name, other_name, vary = first.name, other.name, first.plan.vary
         if vary != other.plan.vary:
             raise ConfigError(
                 f"{name} varies {vary}, and {other_name} varies {other.plan.vary}: they have no point in common"
@@ -72,9 +79,9 @@ class Comparison:
         """Differences between the settings and the environments of the studies, one sentence each. If there
         are none, a ratio is due to the code or to the day."""
         # Points are matched by the repr of their value, because a value need not be hashable and True == 1.
-        others = {repr(point.value): point for point in other.summary() if isinstance(point, PointSummary)}
+        others = {repr(point.value): point for point in other.summary if isinstance(point, PointSummary)}
         self.points: list[ComparedPoint] = []
-        for point in first.summary():
+        for point in first.summary:
             same = others.get(repr(point.value))
             if same is None or not isinstance(point, PointSummary):
                 continue

@@ -26,7 +26,7 @@ from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
-from nbgpu.client.scaling.comparison import Comparison
+from nbgpu.client.scaling.comparison import ComparedStudy, Comparison
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
 from nbgpu.machine import files
 from nbgpu.performance.bottlenecks import Explanation
@@ -242,7 +242,11 @@ class Study:
         Raises:
             ConfigError: the studies have no point in common.
         """
-        return Comparison(self, other)
+        first, second = (
+            ComparedStudy(study.folder.name, study.plan, study.environment, study.summary())
+            for study in (self, other)
+        )
+        return Comparison(first, second)
 
     def panel(self) -> None:
         """Display the live panel: progress, charts and a table."""
