@@ -130,8 +130,8 @@ class Networks:
 
 
 class RankModel:
-    """The model on this rank, which is built once, and distributed over the ranks whenever their group is
-    formed.
+    """The model on this rank. It is built once, and distributed over the ranks by DDP or FSDP again whenever
+    their group is formed.
 
     Args:
         guard: leaves out the updates of bad steps.
@@ -146,8 +146,8 @@ class RankModel:
         self._buffers_before_step: list[Tensor] = []
         """Copies with which a step can be undone; empty between steps."""
         self.bucket_order: Sequence[int] = ()
-        """The order of the parameters in DDP's buckets after the last step, for the DDP object that the next
-        group, or a process in this one's place, makes."""
+        """The order of the parameters in DDP's buckets after the last step. The DDP object of the next group,
+        also in a process that replaces this one, takes the same order."""
         self.num_parameters = 0
         """How many numbers the parameters of the whole model hold; 0 before it is built."""
         self._before_bytes: int | None = None
@@ -217,8 +217,8 @@ class RankModel:
     def prepare(
         self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
     ) -> None:
-        """Make the optimizer and the rest of the state for the networks that were spread, unless there is a
-        state. It comes after `spread`, because FSDP replaces the parameters. No collective: a recipe's own
+        """Make the optimizer and the rest of the state, unless there is a state. Call it after `spread`,
+        because FSDP replaces the parameters. No collective, so that it can run in `together`: a recipe's own
         optimizer may fail on one rank alone."""
         if self._state is None:
             self._state = State(
@@ -235,8 +235,8 @@ class RankModel:
     # ---- a step ----
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int, steps_per_epoch: int) -> PlainStep:
-        """Return the work of the next step; from the discriminator's first step on, the discriminator takes
-        part.
+        """Begin the next step; return it as a PlainStep, or as an AdversarialStep from the discriminator's
+        first step on.
 
         Args:
             config, recipe: the present settings, and the recipe built from them.
@@ -282,7 +282,7 @@ class RankModel:
         """Revert the changes of a step that was cut off."""
         if self._state is None:
             return
-        # A validation that was cut off has left the averaged weights in the model.
+        # A validation that was cut off may have left the averaged weights in the model.
         if self._state.average is not None:
             self._state.average.out_of_the_model()
         # The gradients are views into DDP's buckets, which may hold half of a sum.
@@ -292,10 +292,10 @@ class RankModel:
         # Between two steps there are no copies, and nothing to put back.
         for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
             buffer.copy_(before)
-        # Another rank's state may be loaded next, to which these copies do not belong.
+        # If another rank's state is loaded next, a second `undo_step` must not put these copies over it.
         self._buffers_before_step = []
 
-    # ---- its end ----
+    # ---- the end of a group or of the state ----
 
     def leave_group(self) -> None:
         """Release DDP's or FSDP's objects, which belong to a process group that is about to end."""
@@ -304,7 +304,7 @@ class RankModel:
             self._strategy = None
 
     def forget(self) -> None:
-        """Release the state."""
+        """Release the state; the next `networks` builds new ones."""
         self._state = None
         self._buffers_before_step = []
         self._guard.restore(0)
