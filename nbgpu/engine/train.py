@@ -243,7 +243,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     try:
         with (
             diagnosis.kept_in(trainer.folder, trainer.rank),
-            randomness.of_run(trainer.config),
+            randomness.seeded_run(trainer.config),
             _keep_heap(trainer.device),
             precision.kernels(trainer.config),
         ):

@@ -60,7 +60,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         import_module("torch._dynamo")
     memory_limit.tighten()
     with (
-        randomness.of_run(config),
+        randomness.seeded_run(config),
         precision.kernels(config),
         _bounded(member.device),
         ExitStack() as held,

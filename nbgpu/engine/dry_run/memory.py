@@ -49,7 +49,7 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     usage.free()
     before_bytes = usage.Usage.of(device).used_bytes
     try:
-        with randomness.of_run(config), precision.kernels(config):
+        with randomness.seeded_run(config), precision.kernels(config):
             usage.begin_peak(device)
             _take_steps(config, device, MemoryTrace())
             # What the allocator of a GPU keeps counts as used, too: nobody else gets it.
@@ -120,7 +120,7 @@ def _tensors_on_shapes(config: TrainConfig, device: torch.device, num_ranks: int
     """Return the bytes of a step's tensors on one rank by category, or `unknown` with the reason."""
     try:
         # The kernel of an attention decides whether its scores are kept.
-        with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
+        with memory_limit.lifted(), randomness.seeded_run(config), precision.kernels(config):
             return {**fake_steps.parts(config, device, num_ranks)}
     except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
         return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}

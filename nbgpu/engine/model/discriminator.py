@@ -1,4 +1,5 @@
-"""The second network of an adversarial recipe, which is trained with the model and is whole on every rank."""
+"""The discriminator of an adversarial recipe, which is trained with the model and replicated on every
+rank."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from nbgpu.engine.workload.recipe import Adversarial, Recipe
 class Discriminator:
     """A discriminator with its optimizer, the same on every rank.
 
-    It is no DDP object: its gradient is reduced over the ranks once a step, in one piece, after all
-    micro-batches. A NaN on one rank reaches all ranks with it, as with the model's gradient.
+    It is no DDP object: one all_reduce per step averages its whole gradient, after all micro-batches. A NaN
+    on one rank reaches all ranks with it, as with the model's gradient.
 
     Args:
         config: the settings; optimizer and clipping are those of the model.
@@ -74,8 +75,8 @@ class Discriminator:
         return [*parameters, *(p.grad for p in parameters if p.grad is not None), *moments]
 
     def loss_of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the terms of the model's loss for a micro-batch. Keep what the discriminator saw: the next
-        call of `learn` takes it for the discriminator's own loss."""
+        """Return the terms of the model's loss for a micro-batch. The discriminator's input is kept: the next
+        call of `learn` computes the discriminator's loss of it."""
         # The model's loss must add nothing to the gradient of the discriminator's weights. Weights that the
         # recipe has frozen stay frozen afterwards.
         trained = [weight for weight in self.network.parameters() if weight.requires_grad]

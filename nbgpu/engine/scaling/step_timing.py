@@ -51,7 +51,7 @@ def measure(settings: dict[str, Any], num_steps: int) -> dict[str, list[dict[str
     member = group.membership()
     config = train_config(**settings)
     try:
-        with randomness.of_run(config), precision.kernels(config):
+        with randomness.seeded_run(config), precision.kernels(config):
             return {
                 "alone": _steps(config, member.device, num_steps, exchange=False),
                 "together": _steps(config, member.device, num_steps, exchange=True),
