@@ -23,8 +23,8 @@ class TensorBoardLog:
 
     Args:
         folder: the run's folder.
-        known_step: the last step of an earlier log of this run that still counts; later steps in it are not
-            shown.
+        known_step: the step after which the run continues, 0 at its beginning; TensorBoard hides later steps
+            of an earlier log.
         histograms: the trainer's values of weights and gradients.
     """
 

@@ -42,14 +42,14 @@ class WandBLog:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             text=True,
-            # The rank may be killed, and W&B writes what it was given only when it ends.
+            # W&B writes its files when it ends, so that the process must end by itself if the rank is killed.
             env=os.environ | {descendants.FINISHES_ALONE: "1"},
         )
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """Send the values of steps and epochs to W&B's process; RunError with its last output if it has
         ended."""
-        # With the time of the measurement; W&B would otherwise take the time of the call.
+        # Without the time of the measurement W&B would take the time of the call.
         by_step = {
             step: {**step_values(of_step), "_timestamp": of_step[0].time_s}
             for step, of_step in steps_of(rows)

@@ -39,14 +39,14 @@ _WORDS_OF_OTHER_TYPES = (
 type of their own for it."""
 
 _ONEDNN = "could not create a primitive"
-"""The whole message of oneDNN when it gets no memory for a kernel. If more words follow, the kernel does not
-exist."""
+"""The whole message of oneDNN when it gets no memory for a kernel. If more words follow, oneDNN has no kernel
+for the operation."""
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
 _NUM_ITEMS_SEEN = 10_000
-"""The number of items of a container that are examined: a list of a million numbers must not hold up the
-message."""
+"""The number of items of a container that are examined, so that a list of a million numbers does not delay
+the message."""
 
 
 _NOTE_ON_ONEDNN = (
@@ -54,7 +54,7 @@ _NOTE_ON_ONEDNN = (
     "from now on, several times slower. A new process has it again, without the rank's variables: %nbgpu restart --rank {rank}"
 )
 _widths = itertools.count(1013)
-"""A convolution of a width that was there before would find its kernel made."""
+"""Widths for trial convolutions. Each is used once, because oneDNN has kept the kernels of earlier shapes."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def lacked_a_kernel(error: BaseException) -> bool:
 def _root(error: BaseException | None) -> BaseException | None:
     """Return the exception that says that there is no more memory, in a chain of `raise ... from`, such as
     those in which MONAI wraps the exceptions of transforms; None if there is none."""
-    # An error of nbgpu's own may quote the error of another rank.
+    # Errors of nbgpu are left out, because they may quote the error of another rank.
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return error
@@ -268,26 +268,26 @@ def let_go(error: BaseException | None) -> None:
     """Free the tensors that an error keeps alive: the local variables of the functions in its traceback, and
     the activations of a backward pass that it cut off.
 
-    A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
-    a few more.
+    A traceback keeps the frames of its functions alive. Python keeps the last traceback in
+    `sys.last_traceback`, and IPython a few more.
     """
     for raised in chain_of(error):
         for frame, _ in traceback.walk_tb(raised.__traceback__):
             # Frames that are still running cannot be cleared, and need not be.
             if clear(frame):
-                # Up to Python 3.12 a frame keeps a copy of its locals once they were read, and updates it at
-                # each read.
+                # Up to Python 3.12 a frame has a copy of its locals once they were read. Reading them again
+                # updates the copy, which frees the old values.
                 _ = frame.f_locals
     _empty_autograd_queue()
 
 
 def _empty_autograd_queue() -> None:
-    """Drop the nodes that a failed backward pass had yet to visit, and with them the activations that they
-    have saved.
+    """Drop the nodes that a failed backward pass did not reach, and with them the activations that they have
+    saved.
 
-    On the CPU autograd keeps these nodes in a queue of the thread, and drops them when the thread's next
-    backward pass begins. A step that has no room beside them fails in its forward pass, and never reaches a
-    backward pass.
+    On the CPU autograd keeps these nodes in a queue of the thread until the thread's next backward pass
+    begins. A training step for which the memory is then too small would fail in its forward pass each time,
+    so a tiny backward pass is done here.
     """
     with torch.inference_mode(False):
         torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()
