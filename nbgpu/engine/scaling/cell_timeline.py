@@ -105,7 +105,7 @@ class _Notes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Note the time inside the context as a part of the cell."""
+        """Record the time inside the context as a part of the cell."""
         self.enter(name)
         try:
             yield
@@ -150,7 +150,7 @@ class _Notes:
 
     @contextmanager
     def waiting(self, record: _Collective | None) -> Iterator[None]:
-        """Note that the rank waits for a collective inside the context."""
+        """Record that the rank waits for a collective inside the context."""
         if record is None or not _is_main():
             yield
             return

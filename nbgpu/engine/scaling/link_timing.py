@@ -223,7 +223,7 @@ class _Timing:
                 self.result["why"] = str(error).splitlines()[0]
                 return
             num_wrong = 0 if received is None else int((received != expected).sum())
-            # Not the first message is timed, because that one sets up connections.
+            # A second message is timed, because the first one sets up connections.
             message_s = self._slowest_s(self._timed(send, 1))
             num_repeats = max(1, min(_MAX_REPEATS, int(_SAMPLE_S / max(message_s, 1e-6))))
             round_s += message_s * num_repeats
