@@ -16,8 +16,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -234,53 +235,42 @@ def _is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _while_recorded(method: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `note` with the notes and the arguments while a cell is recorded. At other
-    times, and for nbgpu's own collectives, it calls the method."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        notes = None if simulated_link.is_exempt() else _now
-        return method(*args, **kwargs) if notes is None else note(notes, *args, **kwargs)
-
-    return call
-
-
 @contextmanager
 def _wrapped() -> Iterator[None]:
     """Wrap the methods of torch that begin or wait for collectives, and its passes, inside the context."""
-    originals: list[tuple[Any, str, Any]] = []
+    with ExitStack() as stack:
 
-    def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> None:
-        """Replace a method by a wrapper of it, and remember the original."""
-        original = getattr(owner, name)
-        # vars(), because getattr() of a class returns another object for a method of C++, which cannot be put
-        # back.
-        originals.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, functools.wraps(original)(wrapper(original, *args)))
+        def wrap(owner: Any, name: str, note: Callable[..., Any]) -> None:
+            """Replace a method until the end of the context. While a cell is recorded, `note` is called with
+            the notes, the method and its arguments, except for nbgpu's own collectives."""
+            original = getattr(owner, name)
 
-    try:
+            @functools.wraps(original)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                notes = None if simulated_link.is_exempt() else _now
+                return original(*args, **kwargs) if notes is None else note(notes, original, *args, **kwargs)
+
+            # vars(), because getattr() of a class returns another object for a method of C++, which cannot be
+            # put back.
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, call)
+
         for name, (operation, argument) in simulated_link.COLLECTIVES.items():
             if hasattr(dist.ProcessGroup, name):  # versions of torch lack some
-                wrap(dist.ProcessGroup, name, _noting_collective, operation, argument)
+                wrap(dist.ProcessGroup, name, partial(_note_collective, operation, argument))
         for name in _MESSAGES:
-            wrap(dist.ProcessGroup, name, _noting_collective, name, 0)
+            wrap(dist.ProcessGroup, name, partial(_note_collective, name, 0))
         for work in (dist.Work, HeldWork):
-            wrap(work, "wait", _noting_wait)
-        wrap(dist, torch_private.BROADCAST_BUFFERS, _noting_broadcast)
-        wrap(DistributedDataParallel, "forward", _noting_forward)
-        wrap(torch.autograd, "backward", _noting_backward)
-        hooks = (
+            wrap(work, "wait", _note_wait)
+        wrap(dist, torch_private.BROADCAST_BUFFERS, _note_broadcast)
+        wrap(DistributedDataParallel, "forward", _note_forward)
+        wrap(torch.autograd, "backward", _note_backward)
+        for hook in (
             register_optimizer_step_pre_hook(lambda *_: _enter("optimizer")),
             register_optimizer_step_post_hook(lambda *_: _leave("optimizer")),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-    finally:
-        for owner, name, original in reversed(originals):
-            setattr(owner, name, original)
+        ):
+            stack.callback(hook.remove)
+        yield
 
 
 def _enter(part: str) -> None:
@@ -293,69 +283,69 @@ def _leave(part: str) -> None:
         _now.leave(part)
 
 
-def _noting_collective(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
-    """Wrap a method of ProcessGroup that begins a collective or a message, to record when it begins and ends.
+def _note_collective(
+    operation: str,
+    argument: int,
+    notes: _Notes,
+    method: Callable[..., Any],
+    process_group: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a method of ProcessGroup that begins a collective or a message; record when it begins and ends.
 
     Args:
-        method: the method.
         operation: the kind of collective.
         argument: the position of the tensors whose bytes count; -1 for none.
+        notes: the notes of the cell.
+        method: the method.
+        process_group, args, kwargs: the arguments of the method.
     """
-
-    def begin(notes: _Notes, of_group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin a collective and record it."""
-        num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
-        record = notes.begin(operation, of_group, num_bytes)
-        work = method(of_group, *args, **kwargs)
-        notes.attach(record, work)
-        return work
-
-    return _while_recorded(method, begin)
+    num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
+    record = notes.begin(operation, process_group, num_bytes)
+    work = method(process_group, *args, **kwargs)
+    notes.attach(record, work)
+    return work
 
 
-def _noting_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Work.wait`, to record when the rank waits for a collective."""
-
-    def wait_and_note(notes: _Notes, work: Any, *args: Any, **kwargs: Any) -> Any:
-        with notes.waiting(notes.pop_record(work)):
-            return wait(work, *args, **kwargs)
-
-    return _while_recorded(wait, wait_and_note)
+def _note_wait(notes: _Notes, wait: Callable[..., Any], work: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call `Work.wait`, and record when the rank waits for the collective."""
+    with notes.waiting(notes.pop_record(work)):
+        return wait(work, *args, **kwargs)
 
 
-def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
-
-    def broadcast_and_note(notes: _Notes, of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        record = notes.begin("broadcast", of_group, simulated_link.num_bytes_of(tensors))
-        with notes.waiting(record):
-            return broadcast(of_group, tensors, *args, **kwargs)
-
-    return _while_recorded(broadcast, broadcast_and_note)
-
-
-def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap DDP's forward pass, to record its time, and to attach a hook in Python that sends the buckets."""
-
-    def forward_and_note(notes: _Notes, self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-        """Run DDP's forward pass and record its time."""
-        # With a simulated link every DDP object has a hook in Python already.
-        if not simulated_link.is_installed() and not attach_replaceable_hook(self):
-            notes.unseen.add(id(self))
-        with notes.part("forward"):
-            return forward(self, *args, **kwargs)
-
-    return _while_recorded(forward, forward_and_note)
+def _note_broadcast(
+    notes: _Notes,
+    broadcast: Callable[..., Any],
+    process_group: Any,
+    tensors: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call the function with which DDP broadcasts its buffers, and its constructor the parameters; record it
+    as a collective for which the rank waits."""
+    record = notes.begin("broadcast", process_group, simulated_link.num_bytes_of(tensors))
+    with notes.waiting(record):
+        return broadcast(process_group, tensors, *args, **kwargs)
 
 
-def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `torch.autograd.backward`, to record its time."""
+def _note_forward(
+    notes: _Notes, forward: Callable[..., Any], ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Run DDP's forward pass and record its time; first attach a hook in Python that sends the buckets."""
+    # With a simulated link every DDP object has a hook in Python already.
+    if not simulated_link.is_installed() and not attach_replaceable_hook(ddp):
+        notes.unseen.add(id(ddp))
+    with notes.part("forward"):
+        return forward(ddp, *args, **kwargs)
 
-    def backward_and_note(notes: _Notes, *args: Any, **kwargs: Any) -> Any:
-        with notes.part("backward"):
-            return backward(*args, **kwargs)
 
-    return _while_recorded(backward, backward_and_note)
+def _note_backward(notes: _Notes, backward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run `torch.autograd.backward`, and record its time."""
+    with notes.part("backward"):
+        return backward(*args, **kwargs)
 
 
 class _Replaceable:
