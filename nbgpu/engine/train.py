@@ -407,7 +407,10 @@ def _train_as_member(
     is_finished = together(lambda: continues and rank == 0 and jobs.is_finished(folder))
     if exchange.broadcast(is_finished, source=0):
         if rank == 0:
-            print(_finished_already(folder))  # noqa: T201 - what the command is for
+            print(  # noqa: T201 - what the command is for
+                f"finished already: {folder}\nThis job has nothing left to do. With another {jobs.VARIABLE} (or torchrun "
+                "--rdzv-id) in its environment it begins a new run"
+            )
         return 0
     lock = together(lambda: jobs.hold(folder) if rank == 0 and jobs.job_identity(asked) else None)
     has_requests = rank == 0 and continues and (folder / COMMANDS).exists()
@@ -546,13 +549,6 @@ def _claim_run_folder(
         return str(folder)
 
     return Path(exchange.broadcast(together(create_folder), source=0)), complete, False
-
-
-def _finished_already(folder: Path) -> str:
-    return (
-        f"finished already: {folder}\nThis job has nothing left to do. With another {jobs.VARIABLE} (or torchrun --rdzv-id) in its "
-        "environment it begins a new run"
-    )
 
 
 def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:

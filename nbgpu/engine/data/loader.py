@@ -212,10 +212,6 @@ class SampleLoader:
         if it spreads none."""
         return None if self._rare is None else sum(self._rare.num_visits)
 
-    def names(self) -> list[str]:
-        """Return the names of the volumes of the current epoch: with SmartCacheDataset those in its cache."""
-        return [str(self._shard[index]["name"]) for index in range(len(self._shard))]
-
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch, made by a thread that works `prefetch` batches ahead."""
         self._end_iteration()

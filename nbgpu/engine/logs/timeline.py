@@ -93,15 +93,11 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     mean_s = {name: total(intersect(moments, steps)) / num_steps / 1e6 for name, moments in spent.items()}
     step_s = total(steps) / num_steps / 1e6
     return Breakdown(
-        num_steps=num_steps,
-        step_s=step_s,
-        data_s=mean_s["data"],
-        forward_s=mean_s["forward"],
-        backward_s=mean_s["backward"],
-        communication_s=mean_s["communication"],
-        optimizer_s=mean_s["optimizer"],
+        num_steps,
+        step_s,
         other_s=max(step_s - sum(mean_s.values()), 0.0),
         hidden_s=total(intersect(hidden, steps)) / num_steps / 1e6,
+        **{f"{name}_s": seconds for name, seconds in mean_s.items()},
     )
 
 

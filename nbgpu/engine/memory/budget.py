@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,7 @@ class Static:
 
     @property
     def total_bytes(self) -> int:
-        model_bytes = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
-        return self.before_bytes + model_bytes + self.discriminator_bytes
+        return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)

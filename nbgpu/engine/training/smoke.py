@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, cycle, islice
 
@@ -25,21 +25,18 @@ RESULT_NOTE = (
 )
 
 
-@contextmanager
-def anomalies(config: TrainConfig) -> Iterator[None]:
-    """Inside the context torch's anomaly detection is on: if a backward pass gives NaN, the error names the
-    operation and shows the line of the forward pass that called it.
+def anomalies(config: TrainConfig) -> AbstractContextManager[None]:
+    """Return a context in which a smoke test has torch's anomaly detection on: if a backward pass gives NaN,
+    the error names the operation and shows the line of the forward pass that called it.
 
     Use it around training steps only. torch records a Python stack for every differentiable operation;
     computing the result's baseline (a model fitted for comparison) would then take minutes on a slow file
     system.
     """
     if not config.smoke_test:
-        yield
-        return
+        return nullcontext()
     # With fp16, the search for the loss scale begins with overflows.
-    with torch.autograd.set_detect_anomaly(True, check_nan=config.amp != "fp16"):
-        yield
+    return torch.autograd.set_detect_anomaly(True, check_nan=config.amp != "fp16")
 
 
 class SmokeTest:

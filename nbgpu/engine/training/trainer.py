@@ -149,13 +149,12 @@ class Trainer(Loop):
             # The state to be copied was trained on the batches of loaders that began at this (step, epoch).
             self._start_data(*gathered.positions[source]["data_began"])
         self._write_info()
-        # The strategy distributes the weights only once the model is the same on all ranks.
-        networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
-        self._note(*networks.notes)
-        if self.config.ema_decay and not self._rank_model.is_built:
-            self._note("ema_decay: validation and result are those of the averaged weights")
         is_new = not self._rank_model.is_built
-        parts = (self.config, self.recipe, networks, self._learning_rate())
+        # The strategy distributes the weights only once the model is the same on all ranks.
+        self._note(*together(lambda: self._rank_model.build(self.config, self.recipe)))
+        if self.config.ema_decay and is_new:
+            self._note("ema_decay: validation and result are those of the averaged weights")
+        parts = (self.config, self.recipe, self._learning_rate())
         self._rank_model.spread(*parts, gathered.bucket_order)
         together(lambda: self._rank_model.prepare(*parts))
         if is_new:
