@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nbgpu.config import train_config
 from nbgpu.engine.data.datasets import PackedVolumes
+from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.sampling import augmentation
 from nbgpu.errors import DataError
 
