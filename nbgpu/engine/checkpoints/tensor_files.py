@@ -59,7 +59,7 @@ def pieces(tensors: Mapping[str, Tensor], next_whole: Callable[[], Tensor]) -> I
     """
     yield memoryview(_header(tensors))
     for _ in tensors:
-        yield _bytes_of(next_whole())
+        yield _memory_view(next_whole())
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -83,7 +83,7 @@ class StoredTensors(Mapping[str, Tensor]):
         tensor = torch.empty(about["shape"], dtype=_TYPES_BY_NAME[about["dtype"]], device="cpu")
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._begin + about["data_offsets"][0])
-            unread = _bytes_of(tensor)
+            unread = _memory_view(tensor)
             while unread:
                 num_read = file.readinto(unread)
                 if not num_read:
@@ -118,6 +118,6 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _memory_view(tensor: Tensor) -> memoryview:
     """Return the memory of a tensor on the CPU, or of a copy if it does not lie in one piece."""
     return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -163,23 +163,23 @@ class SampleLoader:
             "samples": {"a name": names.hexdigest()},
             "advice": "All ranks must see the same files: they were perhaps added or removed while the run began",
         }
-        own = shard(items, rank, world_size, config.seed, padded=config.shards == "padded")
+        volumes = shard(items, rank, world_size, config.seed, padded=config.shards == "padded")
         self._rare: _Rare | None = None
         if is_rare is not None:
             assert draw.samples_per_volume == 1, "a micro-batch has whole visits"
-            shares = [own] * world_size
+            shares = [volumes] * world_size
             if len(items) >= world_size:
                 rare = [is_rare(item) for item in items]
                 shares = balanced_shares(
                     items, rare, world_size, config.seed, padded=config.shards == "padded"
                 )
-                own = shares[rank]
+                volumes = shares[rank]
             if not any(epoch.num_replaced):
                 self._rare = _Rare.of(
                     [[is_rare(item) for item in share] for share in shares], rank, self._num_samples
                 )
         self._shard = Shard(
-            own,
+            volumes,
             steps,
             config,
             num_cached=epoch.num_cached[rank],
@@ -203,7 +203,7 @@ class SampleLoader:
 
     @property
     def num_micro_batches(self) -> int:
-        """Return the number of micro-batches in an epoch, each of which consists of a part on every rank."""
+        """Return the number of micro-batches in an epoch. A micro-batch has a part on every rank."""
         return self.steps_per_epoch * self._config.accumulate
 
     @property

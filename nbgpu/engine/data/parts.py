@@ -55,8 +55,8 @@ class Parts:
         return self.test or self.validation
 
     def amount(self, samples_per_volume: int = 1) -> DataAmount:
-        """Return the numbers of samples, of which each gives `samples_per_volume` in an epoch. Parts that are
-        cut from one volume do not count as more volumes."""
+        """Return the amount of data, where each item of the training part gives `samples_per_volume` samples
+        in an epoch. Items that are cut from one volume count as one volume."""
         trained_on = {item["name"] for item in self.training}
         held_out = {item["name"] for item in (*self.validation, *self.test)}
         return DataAmount(len(self.training), samples_per_volume, len(held_out - trained_on))
@@ -131,7 +131,7 @@ def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hasha
     problems = []
     for item in items:
         its_group = group(item)
-        names = [name for name in _names_of(item, its_group) if name in listed]
+        names = [name for name in _listed_names(item, its_group) if name in listed]
         used.update(names)
         # The parts that the file gives to this sample, and to earlier samples of its group.
         parts = {listed[name] for name in names}
@@ -150,7 +150,7 @@ def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hasha
     return part_by_group
 
 
-def _names_of(item: Item, group: Hashable) -> Iterator[str]:
+def _listed_names(item: Item, group: Hashable) -> Iterator[str]:
     """Yield the names under which a file may list a sample: its own, its file's, or its group's."""
     name = str(item["name"])
     file = Path(name).name
@@ -163,10 +163,10 @@ def _read(path: Path) -> dict[str, Part]:
     try:
         if path.suffix.lower() == ".json":
             content = json.loads(path.read_text(encoding="utf-8"))
-            pairs = list(_pairs_of(content, path))
+            pairs = list(_json_pairs(content, path))
         elif path.suffix.lower() == ".csv":
             with path.open(newline="", encoding="utf-8-sig") as file:
-                pairs = list(_rows_of(csv.DictReader(file, restval=""), path))
+                pairs = list(_csv_pairs(csv.DictReader(file, restval=""), path))
         else:
             raise DataError(f"split={str(path)!r}: give a .csv or a .json file")
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
@@ -188,7 +188,7 @@ def _read(path: Path) -> dict[str, Part]:
     return {name: parts.pop() for name, parts in parts_by_name.items()}
 
 
-def _pairs_of(content: Any, path: Path) -> Iterator[tuple[str, str]]:
+def _json_pairs(content: Any, path: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, part) of a JSON object with a list for each part."""
     if not isinstance(content, dict):
         raise DataError(
@@ -201,7 +201,7 @@ def _pairs_of(content: Any, path: Path) -> Iterator[tuple[str, str]]:
                 yield str(name.get("image", "")) if isinstance(name, dict) else str(name), word
 
 
-def _rows_of(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[str, str]]:
+def _csv_pairs(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, part) of a CSV file's rows."""
     headings = list(rows.fieldnames or [])
     columns = {heading.strip().lower(): heading for heading in headings}

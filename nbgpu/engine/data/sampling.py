@@ -35,8 +35,7 @@ def augmentation(
     """Return the random transforms that the settings choose; an empty Compose if they choose none.
 
     Args:
-        config: the settings, of which `rotate90_prob`, `flip_prob`, `intensity_prob` and `intensity_strength`
-            are used.
+        config: its `rotate90_prob`, `flip_prob`, `intensity_prob` and `intensity_strength`.
         keys: images of one sample that are turned and mirrored together, such as an image and its label.
         spatial_size: the size of each image, (D, H, W) or (H, W). Rotations are only in planes with equal
             edges, so that samples keep their shape.

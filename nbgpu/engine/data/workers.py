@@ -1,6 +1,6 @@
 """A rank's worker processes, which decode and augment volumes ahead of the training steps.
 
-An engine has threads, connections and perhaps a GPU, none of which survive a fork. So workers are forked by
+An engine has threads, connections and perhaps a GPU, which do not survive a fork. So workers are forked by
 Python's forkserver, a separate process without threads that has imported the modules that workers need. The
 first workers of an engine wait for those imports (3 to 6 s on an idle host, as long as each spawned worker
 would take); later workers start within 0.1 s.

@@ -231,8 +231,8 @@ class _FsdpUnit:
         flat = torch.empty(
             sum(shard.numel() for shard in trained), dtype=trained[0].dtype, device=trained[0].device
         )
-        for shard, own in zip(trained, flat.split([shard.numel() for shard in trained]), strict=True):
-            shard.grad = own.view(shard.shape)
+        for shard, part in zip(trained, flat.split([shard.numel() for shard in trained]), strict=True):
+            shard.grad = part.view(shard.shape)
 
 
 def _shard_shape(shape: torch.Size, world_size: int) -> tuple[int, ...]:

@@ -70,5 +70,5 @@ def _fits(config: TrainConfig, memory_bytes: int) -> bool:
 
 def _chosen(proposal: Proposal, memory_bytes: int) -> Chosen:
     named = ", ".join(f"{name}={value}" for name, value in proposal.values.items())
-    words = f"chosen, because left out: {named} ({proposal.why}; {in_words(memory_bytes)} of memory for each rank)"
-    return Chosen(dict(proposal.values), (words,))
+    sentence = f"chosen, because left out: {named} ({proposal.why}; {in_words(memory_bytes)} of memory for each rank)"
+    return Chosen(dict(proposal.values), (sentence,))

@@ -141,7 +141,12 @@ def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
     recipe: Any = by_name.load(config)
     if isinstance(recipe, Problem):
         return _estimate_problem(recipe)
-    return {"data": _data_amount(config), "memory": run_memory(config)}
+    data: dict[str, Any]
+    try:
+        data = {"amount": recipe.amount()}
+    except DataError as error:
+        data = {"unknown": str(error)}
+    return {"data": data, "memory": run_memory(config)}
 
 
 def _estimate_problem(problem: Problem) -> dict[str, Any]:
@@ -152,13 +157,6 @@ def _estimate_problem(problem: Problem) -> dict[str, Any]:
         return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
     parts = problem.memory_bytes(group.membership().world_size)
     return {"data": {"unknown": "\n".join(problem.summary)}, "memory": _with_peak(parts)}
-
-
-def _data_amount(config: TrainConfig) -> dict[str, Any]:
-    try:
-        return {"amount": by_name.load(config).amount()}
-    except DataError as error:
-        return {"unknown": str(error)}
 
 
 def _with_peak(parts: dict[str, int]) -> dict[str, int]:

@@ -166,7 +166,7 @@ def _on_gpu(
     # in.
     ranges = sorted((*interval, name) for name, intervals in parts.items() for interval in intervals)
 
-    def part_at(moment: float | None) -> str:
+    def find_part(moment: float | None) -> str:
         """Return the part in which the host was at a moment; 'other' outside of all parts, and for None."""
         if moment is None:
             return "other"
@@ -176,7 +176,7 @@ def _on_gpu(
     kernels: dict[str, Intervals] = {}
     for event in on_gpu:
         launched = launched_at.get(event.get("args", {}).get("correlation"))
-        name = "nccl" if "nccl" in event["name"].lower() else part_at(launched)
+        name = "nccl" if "nccl" in event["name"].lower() else find_part(launched)
         kernels.setdefault(name, []).append(_interval(event))
     transfers = union(kernels.pop("nccl", []))
     spent: dict[str, Intervals] = {}

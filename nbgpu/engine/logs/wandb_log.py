@@ -1,7 +1,7 @@
 """A run's numbers in Weights & Biases, and the process that talks to it.
 
 The process is a separate one, `python -m nbgpu.engine.logs.wandb_log RUN_FOLDER`, because W&B starts threads
-and further processes, makes temporary folders and may wait for a network, none of which belongs in a rank. It
+and further processes, makes temporary folders and may wait for a network, which a rank should not do. It
 reads one JSON object a line, {"step": 7, "values": {...}}, and ends with its input.
 """
 
@@ -51,8 +51,8 @@ class WandBLog:
         ended."""
         # Without the time of the measurement W&B would take the time of the call.
         by_step = {
-            step: {**step_values(of_step), "_timestamp": of_step[0].time_s}
-            for step, of_step in steps_of(rows)
+            step: {**step_values(step_rows), "_timestamp": step_rows[0].time_s}
+            for step, step_rows in steps_of(rows)
         }
         for epoch in epochs:
             by_step.setdefault(epoch.last_step, {}).update(epoch_values(epoch))

@@ -230,9 +230,9 @@ def _place(error: BaseException) -> str:
     """Return the place in the recipe, or in the person's own code that it calls, where the memory was
     requested."""
     places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [
+    outside_libraries = [
         f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"
         for code, line in places
         if not is_library(code.co_filename) or is_ours(code.co_filename)
     ]
-    return own[-1] if own else ""
+    return outside_libraries[-1] if outside_libraries else ""

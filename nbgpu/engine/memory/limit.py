@@ -185,9 +185,9 @@ def _threads() -> int:
 
 
 def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"Linux counts {name} of every process"
-    return int(found[1])
+    match = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None, f"Linux counts {name} of every process"
+    return int(match[1])
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.errors import NbgpuError
 from nbgpu.text.sizes import UNITS, in_words
 
-_WORDS_OF_OTHER_TYPES = (
+_MESSAGES_OF_OTHER_TYPES = (
     "DefaultCPUAllocator: can't allocate memory",
     "std::bad_alloc",
     "CUDA error: out of memory",
@@ -150,7 +150,7 @@ def _root(error: BaseException | None) -> BaseException | None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return error
         if isinstance(error, RuntimeError) and (
-            str(error) == _ONEDNN or any(words in str(error) for words in _WORDS_OF_OTHER_TYPES)
+            str(error) == _ONEDNN or any(part in str(error) for part in _MESSAGES_OF_OTHER_TYPES)
         ):
             return error
         error = error.__cause__
@@ -176,8 +176,8 @@ def _is_of_gpu(root: BaseException) -> bool:
 def asked_bytes(message: str) -> int:
     """Return the bytes requested, parsed from the message of torch or numpy; 0 if the message has no such
     number."""
-    found = _ASKED.search(message)
-    return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
+    match = _ASKED.search(message)
+    return round(float(match["number"]) * 1024 ** UNITS.index(match["unit"])) if match else 0
 
 
 # ---- a cell --------------------------------------------------------------------------------------------
@@ -196,18 +196,18 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
         (the name with a description of the value, its bytes) for each value that holds any.
     """
     seen: set[int] = set()
-    found = []
+    holders = []
     for name, value in named:
-        parts = [part for part in parts_in(value, depth=3) if _is_on(part, device)]
+        parts = [part for part in parts_in(value, depth=3) if _occupies(part, device)]
         num_bytes = 0
         for part in parts:
-            start, size = _memory_of(part)
+            start, size = _address_and_bytes(part)
             if start not in seen:
                 seen.add(start)
                 num_bytes += size
         if num_bytes:
-            found.append((f"{name}: {_described(value, len(parts))}", num_bytes))
-    return sorted(found, key=lambda entry: -entry[1])
+            holders.append((f"{name}: {_described(value, len(parts))}", num_bytes))
+    return sorted(holders, key=lambda entry: -entry[1])
 
 
 def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
@@ -235,7 +235,7 @@ def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
             yield from parts_in(item, depth - 1)
 
 
-def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
+def _occupies(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
     """Return whether a tensor or array is in the memory of a device; sparse tensors have no storage to look
     at."""
     if isinstance(part, np.ndarray):
@@ -244,7 +244,7 @@ def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
     return same_kind and (device.index is None or part.device.index == device.index)
 
 
-def _memory_of(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+def _address_and_bytes(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
     """Return (address, bytes) of the whole memory that a tensor, or a view of one, keeps alive."""
     if isinstance(part, Tensor):
         storage = part.untyped_storage()

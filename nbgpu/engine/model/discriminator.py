@@ -108,7 +108,7 @@ class Discriminator:
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         if (world_size := dist.get_world_size()) > 1:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
-            with nullcontext() if transfers is None else transfers.waited_for(flat):
+            with nullcontext() if transfers is None else transfers.recording_wait(flat):
                 dist.all_reduce(flat)
             flat /= world_size
             parts = torch.split(flat, [gradient.numel() for gradient in gradients])
@@ -140,5 +140,5 @@ class Discriminator:
             part, _, rest = name.partition(".")
             named[part][rest] = tensor
         self.network.load_state_dict(named["model"])
-        own = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
-        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, own))
+        new_groups = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
+        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, new_groups))

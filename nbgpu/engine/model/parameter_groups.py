@@ -57,9 +57,10 @@ class GroupedOptimizer:
 
     def __init__(self, config: TrainConfig, recipe: Recipe, model: nn.Module) -> None:
         groups = groups_of(config, recipe, model)
-        own = recipe.optimizer(groups) if isinstance(recipe, Optimizing) else None
-        self._is_own = own is not None
-        self.optimizer: Optimizer = optimizers.make(config, groups) if own is None else own
+        from_recipe = recipe.optimizer(groups) if isinstance(recipe, Optimizing) else None
+        self._is_own = from_recipe is not None
+        """Whether the recipe has brought the optimizer."""
+        self.optimizer: Optimizer = optimizers.make(config, groups) if from_recipe is None else from_recipe
         optimizers.fill_momentum(self.optimizer)
         self._can_be_saved = not self._is_own
         # Recorded now, because fsdp replaces the weights while it gathers them.
@@ -77,12 +78,12 @@ class GroupedOptimizer:
 
     def rates(self, lr: float) -> dict[str, float]:
         """Return the rates to record of a step: `lr`, and that of each group with a factor other than 1."""
-        own = {
+        others = {
             f"{LR_OF}{group['name']}": lr * group["lr_factor"]
             for group in self.optimizer.param_groups
             if group["lr_factor"] != 1
         }
-        return {"lr": lr, **own}
+        return {"lr": lr, **others}
 
     def in_words(self) -> list[str]:
         """Return a note about the groups that do not learn at the run's rate, in a list; empty if all do."""
@@ -145,9 +146,9 @@ class GroupedOptimizer:
         kind = type(self.optimizer).__name__
         if (other := about["optimizer_class"]) != kind:
             raise ValueError(f"its optimizer is {other}, and this run's is {kind}")
-        own = self.optimizer.state_dict()["param_groups"]
-        groups, stored = own, about["optimizer"]
-        if len(stored) == len(own):
+        groups = self.optimizer.state_dict()["param_groups"]
+        stored = about["optimizer"]
+        if len(stored) == len(groups):
             # An optimizer of the settings takes only the rate from the state. One of the recipe may keep more
             # in its groups, such as a count of steps.
             taken = [
@@ -156,10 +157,10 @@ class GroupedOptimizer:
                 else {"lr": group["lr"]}
                 for group in stored
             ]
-            groups = [{**group, **new} for group, new in zip(own, taken, strict=True)]
+            groups = [{**group, **new} for group, new in zip(groups, taken, strict=True)]
         elif self._is_own:
             raise ValueError(
-                f"its optimizer has {len(stored)} parameter groups, and this run's has {len(own)}"
+                f"its optimizer has {len(stored)} parameter groups, and this run's has {len(groups)}"
             )
         index_by_place = {place: index for index, place in enumerate(self._places)}
 

@@ -265,7 +265,7 @@ class Sharded(Strategy):
         # The weights outside of all blocks stay whole in a forward pass of training, too.
         self._root.unshard()
         hooks = [
-            part.register_forward_pre_hook(partial(self._gather_before, number), prepend=True)
+            part.register_forward_pre_hook(partial(self._gather_block, number), prepend=True)
             for number, part in enumerate(self._blocks)
         ]
         hooks.append(self.replica.register_forward_pre_hook(self._note_a_pass))
@@ -302,8 +302,8 @@ class Sharded(Strategy):
         self._has_computed = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _gather_before(self, number: int, *_: object) -> None:
-        """Gather a block before its forward pass, of which this is a hook. Blocks that other ranks need come
+    def _gather_block(self, number: int, *_: object) -> None:
+        """Gather a block before its forward pass, as a hook of it. Blocks that other ranks need are gathered
         first if their numbers are lower."""
         try:
             while self._gather_next(number) != number:
@@ -312,7 +312,7 @@ class Sharded(Strategy):
             self._broken = error
             raise
 
-    def _gather_next(self, own: int) -> int | None:
+    def _gather_next(self, needed: int) -> int | None:
         """Agree on the block with the lowest number that any rank needs, and gather it on all ranks; return
         its number, None if no rank needs one. A collective.
 
@@ -320,17 +320,16 @@ class Sharded(Strategy):
         it. But ranks have different numbers of held-out samples, and rank 0 alone computes the result.
 
         Args:
-            own: the number of the block that this rank needs, or `_NOTHING`.
+            needed: the number of the block that this rank needs, or `_NOTHING`.
         """
-        needed = [number for number in exchange.gather_numbers(own) if number != _NOTHING]
-        if not needed:
+        number = min((n for n in exchange.gather_numbers(needed) if n != _NOTHING), default=None)
+        if number is None:
             return None
-        number = min(needed)
         block = self._blocks[number]
         # Resharded first, because a rank that still has the block would not take part in gathering it.
         block.reshard()
         block.unshard()
-        if number != own:
+        if number != needed:
             block.reshard()
         return number
 

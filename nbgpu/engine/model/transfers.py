@@ -97,8 +97,8 @@ class Transfers:
         return lambda _, bucket: send(bucket)
 
     @contextmanager
-    def waited_for(self, gradients: Tensor) -> Iterator[None]:
-        """Note a collective that the rank waits for, inside the context."""
+    def recording_wait(self, gradients: Tensor) -> Iterator[None]:
+        """Record a collective that exchanges gradients, and that the rank waits for, inside the context."""
         if self._of_step is None:
             yield
             return

@@ -34,7 +34,7 @@ class _EndOfRun(Exception):
 
 
 class Minimiser(Loop):
-    """Minimises one problem on the ranks of the process group, all of which do the same steps.
+    """Minimises one problem on the ranks of the process group. All ranks do the same steps.
 
     If the search is spread over the ranks (L-BFGS), a checkpoint has its memory of earlier steps, and a run
     that continues from it takes the steps of an uninterrupted run. Otherwise, and always after a rank was

@@ -46,9 +46,9 @@ class BestMetricTracker:
         if not name:
             return
         if name not in means:
-            known = ", ".join(means) or "none, because no sample is held out"
+            names = ", ".join(means) or "none, because no sample is held out"
             raise RunError(
-                f"best_metric={name!r} is not a value of this recipe's validation. Values: {known}"
+                f"best_metric={name!r} is not a value of this recipe's validation. Values: {names}"
             )
         value = means[name]
         if self._is_better(value, self.best.value if self.best else None, by=0.0):

@@ -53,7 +53,7 @@ class SmokeTest:
         self.validation: Mapping[str, float] = {}
         """The values of the last validation, by name."""
 
-    def few_of(self, loaders: Loaders) -> Loaders:
+    def reduced(self, loaders: Loaders) -> Loaders:
         """Return loaders that repeat the batches of the first step in every step, and have only the first
         held-out samples."""
         num_samples = self._config.batch_size

@@ -89,7 +89,9 @@ class StepClock:
         if not self._marks:
             return {}
         marks, sent = self._moments()
-        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent], self._for_statistics)
+        return step_parts(
+            marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent], self._for_statistics
+        )
 
     def detail(self) -> dict[str, Any]:
         """Return every moment of the step, for an event of the kind TIMELINE; the device has passed its
@@ -117,7 +119,7 @@ def is_detailed(step: int) -> bool:
     return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
 
 
-def parts_of(
+def step_parts(
     marks: Sequence[tuple[Part, float]],
     sent: Sequence[timeline.Interval],
     waits: Sequence[timeline.Interval] = (),

@@ -182,7 +182,7 @@ class Trainer(Loop):
             with activity.during("loading the data"):
                 loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
             if self._smoke is not None:
-                loaders = self._smoke.few_of(loaders)
+                loaders = self._smoke.reduced(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
             self._note(
@@ -390,7 +390,7 @@ class Trainer(Loop):
             with self._rank_model.strategy.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
                 # A recipe may read this position, to draw the same numbers for a sample on every rank.
-                with randomness.at(self._place_of(index)):
+                with randomness.at(self._position(index)):
                     terms = step.forward(batch)
                 straggler.catch_up()
                 if index == 0:
@@ -434,7 +434,7 @@ class Trainer(Loop):
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, clock, inputs)
 
-    def _place_of(self, micro_batch: int) -> randomness.Place:
+    def _position(self, micro_batch: int) -> randomness.Place:
         """Return the position of a micro-batch among the samples of this step, which are counted over all
         micro-batches of rank 0, then of rank 1, and so on."""
         before = (self.rank * self.config.accumulate + micro_batch) * self.config.batch_size

@@ -96,9 +96,9 @@ def validate(
             each_alone(strategy, lambda: show_pictures(recipe))
         if isinstance(recipe, Judge):
             return _judged(recipe, each_alone(strategy, lambda: _local_values(on_batches(recipe.validate))))
-        own = each_alone(strategy, lambda: _local_sums(on_batches(recipe.validate)))
+        local_sums = each_alone(strategy, lambda: _local_sums(on_batches(recipe.validate)))
     # A rank without samples does not know the names of the values.
-    gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
+    gathered: list[tuple[dict[str, float], int]] = exchange.gather(local_sums)
     num_samples = sum(count for _, count in gathered)
     names = dict.fromkeys(name for sums, _ in gathered for name in sums)
     return {name: sum(sums.get(name, 0.0) for sums, _ in gathered) / num_samples for name in names}
@@ -132,12 +132,18 @@ def _local_values(by_batch: Iterable[Mapping[str, Tensor]]) -> dict[str, list[fl
     return by_name
 
 
-def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
+def _judged(recipe: Judge, local_values: dict[str, list[float]]) -> dict[str, float]:
     """Gather the values of all samples on every rank, in order of rank, and return the recipe's judgement of
-    them, such as an AUC, which is no mean over samples. A collective."""
-    everyone: list[dict[str, list[float]]] = exchange.gather(own)
-    names = dict.fromkeys(name for values in everyone for name in values)
-    gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
+    them, such as an AUC, which is no mean over samples. A collective.
+
+    Args:
+        recipe: judges the values.
+        local_values: the result of `_local_values` on this rank.
+    """
+    gathered: dict[str, list[float]] = {}
+    for values_by_name in exchange.gather(local_values):
+        for name, values in values_by_name.items():
+            gathered.setdefault(name, []).extend(values)
     return recipe.judge(gathered) if gathered else {}
 
 

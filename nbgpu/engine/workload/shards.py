@@ -99,8 +99,8 @@ class Shards:
         """
         total = np.zeros(by_slice.shape[1])
         # Added slice by slice, because the rounding of numpy's and torch's sums depends on the processor.
-        for of_slice in self._gather(by_slice):
-            total += of_slice
+        for row in self._gather(by_slice):
+            total += row
         return total
 
     def smallest(self, by_slice: Tensor) -> float:
@@ -113,13 +113,13 @@ class Shards:
 
     def _gather(self, by_slice: Tensor) -> np.ndarray:
         """Return the rows of all ranks' slices, (L, K), in order. A collective."""
-        own = by_slice.cpu()
+        rows = by_slice.cpu()
         if self.world_size > 1:
-            padded = own.new_zeros(self._largest, own.shape[1])
-            padded[: len(own)] = own
-            received = own.new_empty(self.world_size * self._largest, own.shape[1])
+            padded = rows.new_zeros(self._largest, rows.shape[1])
+            padded[: len(rows)] = rows
+            received = rows.new_empty(self.world_size * self._largest, rows.shape[1])
             # On the CPU, and so over gloo, with every kind of device: the numbers are few and needed there.
             all_gather(received, padded)
-            own = received[: self.shape[1]]
-        numbers: np.ndarray = own.numpy()
+            rows = received[: self.shape[1]]
+        numbers: np.ndarray = rows.numpy()
         return numbers
