@@ -106,8 +106,8 @@ def _give_name(unfinished: Path, place: Path) -> None:
     """Rename a complete checkpoint that was received, and remove those received earlier: a host keeps one."""
     for earlier in place.parent.glob(f"*/{served.RECEIVED}"):
         shutil.rmtree(earlier.parent)
-    # Marked as received, because the copies of a run's folder send new files to the notebook's host, which
-    # has this checkpoint already.
+    # The mark keeps this host from sending the copy to the notebook's host, which gets the checkpoint from
+    # rank 0's host.
     (unfinished / served.RECEIVED).touch()
     shutil.rmtree(place, ignore_errors=True)
     unfinished.rename(place)

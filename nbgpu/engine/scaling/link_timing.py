@@ -81,7 +81,9 @@ def measure(
         the elements with a wrong value), and `why`, the reason if the backend lacks the operation, or ''.
     """
     member = group.membership()
-    buffers = _Buffers(member)
+    # Memory for all messages: two tensors of the largest size.
+    num_items = _SIZES_BYTES[-1] // _ITEM_BYTES
+    buffers = torch.empty(2, num_items, dtype=torch.float32, device=member.device)
     operations = [
         *_collectives(buffers, member.world_size),
         *_there_and_back(buffers, member, pairs or _pairs(member.world_size)),
@@ -90,42 +92,28 @@ def measure(
     shares = sum(operation.share for operation in chosen)
     timings = [_Timing(operation, member, operation.share / shares * budget_s) for operation in chosen]
     # Zeros stay zeros; other numbers, summed up again and again, would leave the range of float32.
-    buffers.clear()
+    buffers.zero_()
     for _ in range(_NUM_PASSES):
         for timing in timings:
             timing.run_pass()
     return [timing.result for timing in timings]
 
 
-class _Buffers:
-    """The memory of all messages: two tensors of the largest size on this rank's device."""
+def _collectives(buffers: Tensor, world_size: int) -> Iterator[_Operation]:
+    """Yield the collectives to time, each with the tensors that it sends and the values that must arrive.
 
-    def __init__(self, member: group.Membership) -> None:
-        self._first, self._second = (
-            torch.empty(_SIZES_BYTES[-1] // _ITEM_BYTES, dtype=torch.float32, device=member.device)
-            for _ in range(2)
-        )
-
-    def ones(self, num_items: int) -> tuple[Tensor, Tensor]:
-        """Return the first `num_items` elements of both tensors, filled with ones."""
-        return self._first[:num_items].fill_(1), self._second[:num_items].fill_(1)
-
-    def clear(self) -> None:
-        """Fill both tensors with zeros."""
-        self._first.zero_()
-        self._second.zero_()
-
-
-def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
-    """Yield the collectives to time, each with the tensors that it sends and the values that must arrive."""
+    Args:
+        buffers: (2, items), the memory for the messages.
+        world_size: the number of ranks.
+    """
 
     def all_reduce(num_bytes: int) -> tuple[Send, Tensor, int]:
-        tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+        tensor = buffers[0, : num_bytes // _ITEM_BYTES].fill_(1)
         return lambda: dist.all_reduce(tensor), tensor, world_size
 
     def two_at_once(num_bytes: int) -> tuple[Send, Tensor, int]:
         """Prepare two all_reduce that travel at the same time, as DDP's buckets do."""
-        first, second = buffers.ones(num_bytes // _ITEM_BYTES)
+        first, second = buffers[:, : num_bytes // _ITEM_BYTES].fill_(1)
 
         def send() -> None:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]:
@@ -136,12 +124,12 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
 
     def all_gather(num_bytes: int) -> tuple[Send, Tensor, int]:
         num_items = num_bytes // _ITEM_BYTES // world_size
-        whole, part = buffers.ones(num_items * world_size)
+        whole, part = buffers[:, : num_items * world_size].fill_(1)
         return lambda: dist.all_gather_into_tensor(whole, part[:num_items]), whole, 1
 
     def reduce_scatter(num_bytes: int) -> tuple[Send, Tensor, int]:
         num_items = num_bytes // _ITEM_BYTES // world_size
-        whole, part = buffers.ones(num_items * world_size)
+        whole, part = buffers[:, : num_items * world_size].fill_(1)
         return lambda: dist.reduce_scatter_tensor(part[:num_items], whole), part[:num_items], world_size
 
     # In a smaller tensor some ranks would have no element.
@@ -161,7 +149,7 @@ def _pairs(world_size: int) -> Sequence[tuple[int, int]]:
 
 
 def _there_and_back(
-    buffers: _Buffers, member: group.Membership, pairs: Sequence[tuple[int, int]]
+    buffers: Tensor, member: group.Membership, pairs: Sequence[tuple[int, int]]
 ) -> Iterator[_Operation]:
     """Yield for each pair of ranks a message that goes to the second rank and comes back. Other ranks do
     nothing."""
@@ -169,7 +157,7 @@ def _there_and_back(
     def prepare(pair: tuple[int, int], num_bytes: int) -> tuple[Send, Tensor | None, int]:
         """Return this rank's part in a message there and back: the first rank of the pair begins, the second
         one answers."""
-        tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+        tensor = buffers[0, : num_bytes // _ITEM_BYTES].fill_(1)
 
         def begin() -> None:
             dist.send(tensor, pair[1])
