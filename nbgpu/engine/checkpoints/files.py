@@ -241,6 +241,7 @@ class Writer:
         """Copy the state into a snapshot. If that fails on this rank, still take part in gathering the
         tensors that are left: the other ranks wait for this one's shards."""
         self._num_snapshots += 1
+        # Numbered, because the same step may be saved again while its first snapshot waits.
         name = f"{checkpoint_files.checkpoint_name(step)}.{self._num_snapshots}{UNFINISHED}"
         folder = checkpoint_files.checkpoints_folder(self._folder) / name
         snapshot: Snapshot

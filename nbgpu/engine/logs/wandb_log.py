@@ -84,6 +84,7 @@ class WandBLog:
         self._errors.close()
 
     def _last_output(self) -> str:
+        """Return the last line that W&B's process has written to standard error; close the file."""
         with self._errors as file:
             file.seek(0)
             lines = [line.strip() for line in file if line.strip()]

@@ -63,6 +63,7 @@ class Anchors:
         self._idle: torch.cuda.Stream | None = None
 
     def note(self) -> Moment:
+        """Record such a moment now."""
         if self.device.type == "cuda" and self._idle is None:
             self._idle = torch.cuda.Stream(self.device, priority=-1)
         return Moment(self.device, self._idle)

@@ -254,6 +254,7 @@ class Sharded(Strategy):
         """The failure of a gathering in an evaluation, after which none can follow."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
+        """Let the next backward pass scatter its gradients (`now`), or keep them whole on this rank."""
         self._has_computed = True
         self._root.set_requires_gradient_sync(now)
         return nullcontext()

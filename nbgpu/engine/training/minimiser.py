@@ -109,6 +109,7 @@ class Minimiser(Loop):
         return f"The search goes on after step {self.step}{forgets}."
 
     def _load(self) -> None:
+        """Load the problem's data, once in a process. No collective: it runs in `together`."""
         if not self._loaded:
             with activity.during("loading the data"):
                 self.problem.load()

@@ -208,6 +208,8 @@ class Trainer(Loop):
             data_identity.require_the_same(self._data.loaders)
 
     def _start_data(self, step: int, epoch: int) -> None:
+        """Let an epoch of the loaders begin at this step of the run, and compute the run's number of
+        steps."""
         if self._data.began != (step, epoch):
             self._data.begin_at(step, epoch)
         self.total_steps = self._data.total_steps(self.config)

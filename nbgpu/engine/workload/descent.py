@@ -125,22 +125,25 @@ def _with_scipy(
     def as_tensor(flat: np.ndarray) -> Tensor:
         return torch.from_numpy(flat.copy()).view(start.shape).to(start.device)
 
-    newest = math.nan
+    newest_loss = math.nan
 
-    def on_host(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal newest
-        newest, gradient = evaluate(as_tensor(flat))
-        return newest, gradient.cpu().numpy().ravel()
+    def evaluate_flat(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return (loss, gradient) as scipy calls it, with flat arrays on the CPU."""
+        nonlocal newest_loss
+        newest_loss, gradient = evaluate(as_tensor(flat))
+        return newest_loss, gradient.cpu().numpy().ravel()
 
+    # scipy finds out by the name of the parameter that this callback takes a result and not a point.
     def take_result(intermediate_result: OptimizeResult) -> None:
         after_step(as_tensor(intermediate_result.x), float(intermediate_result.fun))
 
     num_done = 0
 
     def take_point(flat: np.ndarray) -> None:
+        """TNC's callback after a step, which does not get the loss."""
         nonlocal num_done
         num_done += 1
-        after_step(as_tensor(flat), newest)
+        after_step(as_tensor(flat), newest_loss)
         if num_done == num_steps:
             raise _AllStepsDone
 
@@ -150,7 +153,7 @@ def _with_scipy(
     options |= {"maxiter": num_steps, "maxcor": num_pairs} if is_lbfgsb else {"xtol": 0.0}
     try:
         result = minimize(
-            on_host,
+            evaluate_flat,
             start.cpu().numpy().ravel(),
             jac=True,
             method=_SCIPY[optimizer],

@@ -305,6 +305,7 @@ class Lbfgs:
         num_rows = pairs.shape[1]
 
         def direction_terms(piece: slice) -> Tensor:
+            """Return the squared length of the projected gradient, and its products with the pairs."""
             direction = _projected(x[piece], gradient[piece])
             return torch.cat([_dots(direction, direction), _products(pairs[piece], direction)], dim=1)
 
@@ -316,6 +317,8 @@ class Lbfgs:
         num = len(steps)
 
         def step_terms(piece: slice) -> Tensor:
+            """Return for each step the slope, the squared length and the products with the pairs of the move
+            to its point."""
             moves = torch.stack(
                 [_cauchy_point(x[piece], gradient[piece], t) - x[piece] for t in steps], dim=1
             )
@@ -352,6 +355,7 @@ class Lbfgs:
         direction = torch.empty_like(x)
 
         def free_terms(piece: slice) -> Tensor:
+            """Fill the piece of `direction`, and return the terms of the sums."""
             start = _cauchy_point(x[piece], gradient[piece], step)
             is_free = (start > 0) & (start < 1)
             downhill = weights @ pairs[piece] - gradient[piece] - model.scale * (start - x[piece])
