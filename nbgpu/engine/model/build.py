@@ -77,7 +77,7 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             )
         # In fp16 the sum over a volume overflows, and in bf16 it has three digits. torch's own layer computes
         # in float32 too.
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        wide = precision.at_least_float32(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1, *[1] * (input.dim() - 2)]
         count = wide.new_tensor([input.numel() / input.shape[1]])
