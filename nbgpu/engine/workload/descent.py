@@ -149,8 +149,12 @@ def _with_scipy(
 
     is_lbfgsb = optimizer == "lbfgsb"
     # Only the tolerance of the loss ends the search: the other criteria are set to 0.
-    options = {"ftol": tolerance, "gtol": 0.0, "maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP}
-    options |= {"maxiter": num_steps, "maxcor": num_pairs} if is_lbfgsb else {"xtol": 0.0}
+    options: dict[str, float] = {
+        "ftol": tolerance,
+        "gtol": 0.0,
+        "maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP,
+        **({"maxiter": num_steps, "maxcor": num_pairs} if is_lbfgsb else {"xtol": 0.0}),
+    }
     try:
         result = minimize(
             evaluate_flat,
