@@ -277,8 +277,8 @@ class Trainer(Loop):
         except (KeyError, TypeError, AttributeError) as error:
             # The sha256 of the file is right, but a person may have written the file.
             raise RunError(f"{path / checkpoint_files.STATE} is not what nbgpu writes: {error!r}") from error
-        if (note := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
-            self._event("note", note)
+        if (missing := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
+            self._event("note", missing)
 
     def _describe_continuation(self) -> str:
         """Return a sentence about the step from which training goes on; if the sharded state was lost (fsdp),
