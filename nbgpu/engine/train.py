@@ -59,7 +59,7 @@ _log = logging.getLogger("nbgpu.run")
 
 @dataclass(frozen=True)
 class _Interrupted:
-    """A run that ended on this rank, perhaps for a reason of another rank's, and may continue."""
+    """A run that was cut off on this rank, perhaps because another rank failed, and that may continue."""
 
     loop: Loop
     settings: TorchSettings
@@ -73,14 +73,14 @@ _interrupted: dict[str, _Interrupted] = {}
 _open_logs: dict[str, Callable[[], None]] = {}
 """Functions that end the logs of runs that failed on this rank, by run folder."""
 
-_FREED = (dist.DistError, KeyboardInterrupt, PeerFailed)
-"""The exceptions of a rank that was released from a collective, or has heard of another's failure. gloo also
-raises plain RuntimeErrors, which are also what torch raises for shapes that do not match."""
+_CUT_OFF = (dist.DistError, KeyboardInterrupt, PeerFailed)
+"""The exceptions of a rank whose collective was aborted, or that was informed of another rank's failure. gloo
+also raises plain RuntimeErrors for that, as torch does for shapes that do not match."""
 
 
 def get_ready(recipes: Iterable[str]) -> None:
-    """Import what training with these recipes needs, so that a rank that replaces another one has it at
-    once."""
+    """Import the modules that training with these recipes needs. A rank that replaces another one then need
+    not wait for imports."""
     import_module("torch._dynamo")  # DDP's constructor would import it, which takes a second
     for recipe in recipes:
         try:
@@ -94,15 +94,15 @@ def get_ready(recipes: Iterable[str]) -> None:
 def run_in_engine(folder: str, mended: str = "", settings_since_s: float = 0.0) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
-    Called again for the same folder after a failure that is mended, the function continues from where the
-    ranks were. For that purpose a rank whose training was cut off keeps its state until `let_go`, which has
-    to be called after every failure.
+    After a failure that is mended the function is called again for the same folder, and training continues
+    from the state of the ranks. So a rank whose training was cut off keeps its state until `let_go`, which
+    has to be called if the run will not continue.
 
     Args:
         folder: the run's folder, as the notebook's host calls it.
         mended: the failure that was mended, in words; empty at the run's start.
-        settings_since_s: settings that were requested before this moment are in `changes.jsonl`, in seconds
-            since the epoch, because all ranks begin again from a checkpoint (`set_down`).
+        settings_since_s: a moment in seconds since the epoch; settings that were requested before it are read
+            from `changes.jsonl`. Given where all ranks begin again from a checkpoint (`set_down`).
 
     Returns:
         'finished' or 'stopped'.
@@ -115,8 +115,8 @@ def run_in_engine(folder: str, mended: str = "", settings_since_s: float = 0.0) 
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
-    """Do the work, and write into a file of the run's folder how it ended on this rank: a notebook that
-    attaches later reads the file."""
+    """Return the result of `work`, and write into the run's folder how the run ended on this rank: a notebook
+    that attaches later reads the file."""
     _leave_outcome(folder, rank, None)
     try:
         state = work()
@@ -134,7 +134,7 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
     try:
         runs.leave_outcome(folder, rank, outcome)
     except OSError as error:
-        # The file is for a notebook that attaches later. How the training ended matters more.
+        # A failure to write this file must not hide how the training ended.
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
@@ -164,35 +164,36 @@ def _continue_run(folder: str, mended: str, settings_since_s: float) -> RunState
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
             with memory_limit.lifted(), activity.during("loading packages"):
-                trainer = _trainer(config, Path(folder), member, device, settings_since_s)
+                trainer = _build_loop(config, Path(folder), member, device, settings_since_s)
         memory_limit.tighten()
         try:
             return train(trainer, mended)
         except BaseException as error:
-            freed = _was_freed(error)
+            was_cut_off = _was_cut_off(error)
             with undisturbed():
-                if freed:
+                if was_cut_off:
                     trainer.interrupted()
                     _interrupted[folder] = _Interrupted(trainer, settings, _one_line(error))
                 else:
                     _end(trainer, _one_line(error), failed=True)
-                    # The logs stay open: rank 0 would wait for the others' last records, and they wait until
-                    # its failure is known. The function that ends the logs must not keep the model.
+                    # The logs stay open until `let_go`: closing them, rank 0 would wait for the last records
+                    # of the others, which write none before they are informed of this failure. The function
+                    # that ends the logs must not keep the model.
                     _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.log_writer, failed=True)
                 # A traceback that is kept would keep model, optimizer and activations.
                 memory.let_go(error)
                 del trainer
                 interrupts.forget_half_imported()
-            if freed and own_part(error.__traceback__)[0] is error.__traceback__:
-                # The traceback has no frame of the person's code. The position of a rank when another one
-                # failed is of no interest, and IPython would read all of torch to show it.
+            if was_cut_off and own_part(error.__traceback__)[0] is error.__traceback__:
+                # The traceback has no frame of the person's code. Where this rank was when another one failed
+                # is of no interest, and IPython would read all of torch's source to show it.
                 is_plain = type(error) is RuntimeError
                 error.__traceback__ = part_of_nbgpu(error.__traceback__) if is_plain else None
             raise
 
 
 def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None:
-    """End a run on this rank that has failed on any rank, or was stopped, and will not continue.
+    """End a run on this rank that will not continue: it has failed on some rank, or was stopped.
 
     Args:
         folder: the run's folder, as the notebook's host calls it.
@@ -214,8 +215,8 @@ def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None
 
 
 def set_down(folder: str) -> None:
-    """End a run on this rank because other ranks are lost with their host. The run begins again from its
-    newest checkpoint on the ranks that are left, in the same folder and with the same records."""
+    """End a run on this rank because other ranks are lost with their host. The remaining ranks then begin the
+    run again from its newest checkpoint, in the same folder and with the same records."""
     interrupted = _interrupted.pop(folder, None)
     if interrupted is not None:
         loop = interrupted.loop
@@ -242,7 +243,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     try:
         with (
             diagnosis.kept_in(trainer.folder, trainer.rank),
-            randomness.of_run(trainer.config),
+            randomness.seeded_run(trainer.config),
             _keep_heap(trainer.device),
             precision.kernels(trainer.config),
         ):
@@ -251,7 +252,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
         if not memory.is_exhausted(error):
             raise
         with undisturbed():
-            # First the explanation, which measures the memory; then the memory is freed.
+            # Explain before `let_go` frees the memory: the explanation measures it.
             explained = trainer.out_of_memory(error)
             if note := memory.mend_onednn(error, trainer.rank):
                 explained = OutOfMemoryError(f"{explained}\n{note}")
@@ -262,12 +263,12 @@ def train(trainer: Loop, mended: str = "") -> RunState:
 
 
 def _keep_heap(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which freed memory stays in the process for the next step, on a CPU rank without a
-    memory limit: a limit would count the freed memory."""
+    """Return a context in which a CPU rank keeps freed memory in the process for the next step. With a memory
+    limit, which would count the freed memory, and on a GPU the context does nothing."""
     return nullcontext() if device.type != "cpu" or memory_limit.bounds_cpu() else heap.kept()
 
 
-def _trainer(
+def _build_loop(
     config: TrainConfig,
     folder: Path,
     member: Membership,
@@ -293,7 +294,7 @@ def _trainer(
         recipe = by_name.load(config, folder)
     except BaseException as error:
         if recorder is not None:
-            if not _was_freed(error):
+            if not _was_cut_off(error):
                 recorder.event("failure", _one_line(error))
                 recorder.state("failed")
             recorder.close()
@@ -305,9 +306,9 @@ def _trainer(
     return Trainer(config, recipe, context)
 
 
-def _was_freed(error: BaseException) -> bool:
+def _was_cut_off(error: BaseException) -> bool:
     """Return whether a rank raised this because another rank failed, or because the person stopped it."""
-    return isinstance(error, _FREED) or type(error) is RuntimeError
+    return isinstance(error, _CUT_OFF) or type(error) is RuntimeError
 
 
 def _close(trainer: Loop, cause: str = "", failed: bool = False) -> None:
@@ -320,8 +321,8 @@ def _end(trainer: Loop, cause: str, failed: bool) -> None:
 
     Args:
         trainer: the trainer of this rank.
-        cause: the exception raised on this rank; empty if the rank was only cut off: a failure elsewhere is
-            recorded there, and an echo of it would stand beside the cause as if it were one.
+        cause: the exception raised on this rank, to be recorded; empty if the rank was only cut off by a
+            failure of another rank, which records that failure itself.
         failed: whether the run has failed.
     """
     trainer.close()
@@ -361,7 +362,7 @@ def main(arguments: list[str]) -> int:
 
     The argument is a run.toml, from a run's own folder or written by hand. The run gets a folder of its own
     under the settings' `runs_dir`, and rank 0 prints its path. With `resume = "auto"` a job that is started
-    again goes on in the folder that it has made.
+    again continues in the folder that it made the first time.
 
     Returns:
         The exit code.
@@ -385,16 +386,15 @@ def main(arguments: list[str]) -> int:
             f"Start torchrun with {allocator.variable()}={cluster.allocator} in its environment, or remove allocator"
         )
     place = _place_of_torchrun(cluster)
-    adapt_to_devices(asked, place.of_ranks)
+    adapt_to_devices(asked, place.all_devices)
     member = _set_up_process(place, cluster)
-    # A single rank meets nobody.
+    # A single rank needs no rendezvous.
     group.form(member, None if member.world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
     try:
         return _train_as_member(asked, cluster, place, member)
     finally:
-        # The trainer is gone by now. If its DDP object held the last reference to the group, the group would
-        # end without giving way to its own threads (torch 2.13), and sometimes wait for a thread that waits
-        # for the GIL.
+        # Ended here and not with its last reference, which the trainer's DDP object may hold: the destructor
+        # would keep the GIL (torch 2.13) and sometimes wait for a thread that waits for the GIL.
         dist.destroy_process_group()
 
 
@@ -403,16 +403,19 @@ def _train_as_member(
 ) -> int:
     """Train in the group of torchrun's ranks; return the exit code."""
     rank = member.rank
-    folder, config, goes_on = _claim_run_folder(asked, cluster, place.of_ranks, rank)
-    done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
-    if exchange.broadcast(done, source=0):
+    folder, config, continues = _claim_run_folder(asked, cluster, place.all_devices, rank)
+    is_finished = together(lambda: continues and rank == 0 and jobs.is_finished(folder))
+    if exchange.broadcast(is_finished, source=0):
         if rank == 0:
-            print(_finished_already(folder))  # noqa: T201 - what the command is for
+            print(  # noqa: T201 - what the command is for
+                f"finished already: {folder}\nThis job has nothing left to do. With another {jobs.VARIABLE} (or torchrun "
+                "--rdzv-id) in its environment it begins a new run"
+            )
         return 0
-    held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.job_identity(asked) else None)
-    has_requests = rank == 0 and goes_on and (folder / COMMANDS).exists()
+    lock = together(lambda: jobs.hold(folder) if rank == 0 and jobs.job_identity(asked) else None)
+    has_requests = rank == 0 and continues and (folder / COMMANDS).exists()
     together(lambda: pass_over_earlier_requests(folder) if has_requests else None)
-    trainer = _trainer(config, folder, member, place.device)
+    trainer = _build_loop(config, folder, member, place.device)
     try:
         with ending.listening(lambda: trainer.step):
             state = _leaving_outcome(folder, rank, lambda: train(trainer))
@@ -420,8 +423,8 @@ def _train_as_member(
         _close(trainer, "" if isinstance(error, PeerFailed) else _one_line(error), failed=True)
         raise
     finally:
-        if held is not None:
-            os.close(held)
+        if lock is not None:
+            os.close(lock)
     signals = exchange.gather(ending.received()) if state == "stopped" else []
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
@@ -435,17 +438,17 @@ class _TorchrunPlace(NamedTuple):
     world_size: int
     local_rank: int
     local_world_size: int
-    chosen: tuple[Device, ...]
+    local_devices: tuple[Device, ...]
     """The devices of the ranks on this host."""
 
     @property
     def device(self) -> Device:
-        return self.chosen[self.local_rank]
+        return self.local_devices[self.local_rank]
 
     @property
-    def of_ranks(self) -> tuple[Device, ...]:
-        """Return the devices of all ranks. The other hosts are like this one."""
-        return self.chosen * (self.world_size // self.local_world_size)
+    def all_devices(self) -> tuple[Device, ...]:
+        """Return the devices of all ranks, which assumes that the other hosts have the same as this one."""
+        return self.local_devices * (self.world_size // self.local_world_size)
 
 
 def _place_of_torchrun(cluster: ClusterConfig) -> _TorchrunPlace:
@@ -460,24 +463,26 @@ def _place_of_torchrun(cluster: ClusterConfig) -> _TorchrunPlace:
             f"gpus = {cluster.gpus!r} counts in a cluster that nbgpu starts. Under torchrun name the GPUs, or take all "
             "that are visible (CUDA_VISIBLE_DEVICES) with gpus = 'all'"
         )
-    # What the launcher shows is the job's own. A rank that looked for free GPUs would find those of the
-    # other ranks in use.
+    # All GPUs that the launcher makes visible belong to this job, so that 'auto' means all of them: those in
+    # use are in use by the job's other ranks.
     gpus = gpus_setting.ALL if cluster.gpus == gpus_setting.AUTO else cluster.gpus
-    chosen = tuple(devices.choose(gpus, local_world_size))
-    site.require_within_limit(len({device.uuid for device in chosen if device.kind == "cuda"}))
-    return _TorchrunPlace(rank, world_size, local_rank, local_world_size, chosen)
+    local_devices = tuple(devices.choose(gpus, local_world_size))
+    site.require_within_limit(len({device.uuid for device in local_devices if device.kind == "cuda"}))
+    return _TorchrunPlace(rank, world_size, local_rank, local_world_size, local_devices)
 
 
 def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership:
     """Set up this process for its device and its transport, before CUDA, NCCL and gloo read the
     environment."""
     # Under torchrun nothing could restart the processes, so only the first transport is tried.
-    transport = transports.candidates(cluster, place.chosen)[0]
+    transport = transports.candidates(cluster, place.local_devices)[0]
     visible = (
-        [place.device] if devices.is_part(place.device) else [d for d in place.chosen if d.kind == "cuda"]
+        [place.device]
+        if devices.is_part(place.device)
+        else [d for d in place.local_devices if d.kind == "cuda"]
     )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
-    bound = numa.binding(numa.bindable() if cluster.bind_cores else {}, place.device, place.chosen)
+    bound = numa.binding(numa.bindable() if cluster.bind_cores else {}, place.device, place.local_devices)
     num_threads = cluster.threads_for(place.local_world_size, share=bound.share)
     numa.bind(bound)
     torch.set_num_threads(num_threads)
@@ -488,76 +493,71 @@ def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership
         place.rank,
         place.world_size,
         place.local_rank,
-        torch.device(devices.torch_name(place.device, place.chosen)),
+        torch.device(devices.torch_name(place.device, place.local_devices)),
         transport.backend,
         transport.name,
         cluster.collective_timeout_s,
     )
     on_one_host = place.world_size == place.local_world_size
     if on_one_host:
-        # gloo and NCCL listen on the address of the host's name otherwise, which others may reach.
+        # Otherwise gloo and NCCL listen on the address of the host's name, which other hosts may reach.
         group.stay_on_loopback()
     if transport.name == transports.NCCL_SAFE:
         safe_nccl.apply(one_host=on_one_host)
-    limit_bytes = devices.memory_limit_bytes(cluster, place.device, place.chosen)
+    limit_bytes = devices.memory_limit_bytes(cluster, place.device, place.local_devices)
     if limit_bytes is not None:
         memory_limit.enforce(limit_bytes, member.device)
     return member
 
 
 def _claim_run_folder(
-    config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device], rank: int
+    config: TrainConfig, cluster: ClusterConfig, devices_of_ranks: Sequence[Device], rank: int
 ) -> tuple[Path, TrainConfig, bool]:
-    """Find the run folder of this job that an earlier process has made, or make one. A collective; only rank
-    0 uses the disk.
+    """Find the run folder that an earlier start of this job has made, or make one. A collective; only rank 0
+    uses the disk.
 
     Args:
         config: the settings as the person gave them.
         cluster: the settings of the cluster.
-        of_ranks: the devices of all ranks.
+        devices_of_ranks: the devices of all ranks, in order of rank.
         rank: this rank.
 
     Returns:
-        (the folder, the run's settings, whether an earlier process has made it).
+        (the folder, the run's settings, whether an earlier start has made the folder).
     """
     job = jobs.job_identity(config)
-    found = together(lambda: str(jobs.folder_of(config, job) or "") if job and rank == 0 else "")
-    if before := exchange.broadcast(found, source=0):
-        folder = Path(before)
+    earlier = together(lambda: str(jobs.folder_of(config, job) or "") if job and rank == 0 else "")
+    if earlier := exchange.broadcast(earlier, source=0):
+        folder = Path(earlier)
         runs.require_own(folder)
         _, as_begun = runs.read_settings(folder)
-        return folder, adapt_to_devices(runs.with_changes(as_begun, folder), of_ranks), True
-    settled = together(lambda: _settle(config, cluster, of_ranks) if rank == 0 else None)
+        return folder, adapt_to_devices(runs.with_changes(as_begun, folder), devices_of_ranks), True
+    settled = together(lambda: _settle(config, cluster, devices_of_ranks) if rank == 0 else None)
     values = exchange.broadcast({} if settled is None else settled.chosen.values, source=0)
-    complete = adapt_to_devices(config.changed(**values), of_ranks)
+    complete = adapt_to_devices(config.changed(**values), devices_of_ranks)
     if config.amp == "auto":
         # Each host knows its own devices only.
         complete = complete.changed(amp=least_amp(exchange.gather(complete.amp)))
 
-    def make() -> str:
+    def create_folder() -> str:
+        """Create the folder on rank 0, which has the settings, and return its path."""
         if settled is None:
             return ""
-        made = runs.create(replace(settled, config=complete), cluster)
+        folder = runs.create(replace(settled, config=complete), cluster)
         if job:
-            jobs.note(made, config, job)
-        return str(made)
+            jobs.note(folder, config, job)
+        return str(folder)
 
-    return Path(exchange.broadcast(together(make), source=0)), complete, False
-
-
-def _finished_already(folder: Path) -> str:
-    return (
-        f"finished already: {folder}\nThis job has nothing left to do. With another {jobs.VARIABLE} (or torchrun --rdzv-id) in its "
-        "environment it begins a new run"
-    )
+    return Path(exchange.broadcast(together(create_folder), source=0)), complete, False
 
 
 def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
     """Return the exit code that tells the launcher whether to start the ranks again.
 
-    It is 0 if the run is finished or a person stopped it. It is also 0 before a time limit (SIGUSR1), because
-    torchrun would restart the ranks until time is up; the batch script queues the job again by the file that
-    rank 0 leaves for it. After SIGTERM it is 143: torchrun restarts the ranks on the hosts that stay.
+    It is 0 if the run is finished or a person stopped it. It is also 0 before a time limit (SIGUSR1): with
+    another code torchrun would restart the ranks until time is up. Rank 0 then leaves a file, by which the
+    batch script queues the job again. After SIGTERM it is 143: torchrun restarts the ranks on the hosts that
+    are left.
     """
     if signal.SIGTERM in signals:
         return 128 + signal.SIGTERM
@@ -566,14 +566,14 @@ def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
     return 0
 
 
-def _settle(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> SettledConfig:
-    """Settle the settings of a run on rank 0: choose those that are left to the data, by the files and the
-    memory of a rank, and find the checkpoint to go on from."""
-    memory_bytes = devices.least_rank_memory_bytes(cluster, of_ranks)
-    on_gpu = all(device.kind == "cuda" for device in of_ranks)
+def _settle(config: TrainConfig, cluster: ClusterConfig, devices_of_ranks: Sequence[Device]) -> SettledConfig:
+    """Complete the settings of a run on rank 0: choose those that are left to the data, by the files and the
+    memory of a rank, and find the checkpoint to resume."""
+    memory_bytes = devices.least_rank_memory_bytes(cluster, devices_of_ranks)
+    on_gpu = all(device.kind == "cuda" for device in devices_of_ranks)
     return settling.settle(
         config,
-        of_ranks,
+        devices_of_ranks,
         lambda whole: from_data.choose(whole.model_dump(mode="json"), on_gpu, memory_bytes),
     )
 

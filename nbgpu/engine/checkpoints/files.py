@@ -71,8 +71,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
 
 
 def gathering(tensors: Mapping[str, Tensor]) -> WholeTensors:
-    """Return the tensors of a state in the order of a checkpoint's files, to be gathered one after the other.
-    If some are sharded, every rank gathers all of them, in this order."""
+    """Return an object that gathers the tensors of a state one by one, in the order of a checkpoint's files.
+    If some are sharded, every rank has to gather all of them."""
     return WholeTensors(tensor for named in _by_file(tensors).values() for tensor in named.values())
 
 
@@ -143,9 +143,9 @@ def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str
 class Writer:
     """Writes the checkpoints of a run in a thread, so that a slow disk delays no step and no other rank.
 
-    The state is copied first, because training continues meanwhile: into memory, or straight to a file if it
-    is sharded, tensor by tensor, because a state that is sharded may be larger than a rank's memory. A
-    checkpoint that cannot be written is reported, and does not end the run.
+    The state is copied first, because training continues meanwhile: into memory, or if it is sharded to a
+    file, tensor by tensor, because the whole of it may be larger than a rank's memory. A checkpoint that
+    cannot be written is reported, and does not end the run.
 
     Args:
         folder: the run's folder.
@@ -175,8 +175,9 @@ class Writer:
 
         Args:
             step, tensors, about: as for `save`.
-            score: the score of the validation, if it is the best so far. Such a checkpoint waits if another
-                one is being written, in place of an earlier best one; any other is then skipped, with a note.
+            score: the score of the validation, if it is the best so far. If another checkpoint is still being
+                written, one with a score waits, and replaces an earlier one that waits. One without a score
+                is skipped, with a note.
         """
         whole = gathering(tensors)
         if score is None and self._writing is not None and not self._writing.done():
@@ -187,10 +188,10 @@ class Writer:
         try:
             snapshot = self._copy(step, tensors, whole, about)
         except Exception as error:
-            # A collective has failed, which concerns all ranks.
+            # The failure of a collective concerns all ranks.
             if whole.failure is not None:
                 raise
-            # A full disk, or a lack of memory: training continues.
+            # Training continues after others, such as a full disk or a lack of memory.
             self._tell("note", self._failure(step, error), step)
             return
         self._step = step
@@ -240,6 +241,7 @@ class Writer:
         """Copy the state into a snapshot. If that fails on this rank, still take part in gathering the
         tensors that are left: the other ranks wait for this one's shards."""
         self._num_snapshots += 1
+        # Numbered, because the same step may be saved again while its first snapshot waits.
         name = f"{checkpoint_files.checkpoint_name(step)}.{self._num_snapshots}{UNFINISHED}"
         folder = checkpoint_files.checkpoints_folder(self._folder) / name
         snapshot: Snapshot
@@ -257,7 +259,7 @@ class Writer:
             self._remove(folder)
             whole.take_rest()
             raise
-        # An interrupt, which the client sends to all ranks: nothing more is gathered.
+        # The client has interrupted all ranks, none of which gathers any more.
         except BaseException:
             self._remove(folder)
             raise
@@ -268,8 +270,8 @@ class Writer:
         self._unfinished.discard(folder)
 
     def _write_best(self) -> None:
-        """Write the best checkpoint that waits, if a newer one has not taken its place. Runs on the writing
-        thread."""
+        """Write the best checkpoint that waits; do nothing if an earlier call has written it. Runs on the
+        writing thread."""
         with self._best_lock:
             best, self._best = self._best, None
         if best is not None:

@@ -50,7 +50,8 @@ class Saves:
         self.newest_step = step
         if self._writer is not None:
             self._writer.begin(step, *state, score=score)
-        else:  # take part in the gathers of rank 0, which needs the shards of all
+        else:
+            # Take part in the gathers of rank 0, which needs the shards of all ranks.
             checkpoint.gathering(state[0]).take_rest()
 
     def finish(self, step: int, state: StateParts, score: Score | None) -> RunError | None:
@@ -72,11 +73,10 @@ class Saves:
     def to_begin_with(self) -> tuple[Path | None, tuple[str, ...]]:
         """Return (the checkpoint to resume, None for the first step; notes about it). A collective.
 
-        One rank finds it, because a checkpoint that is still being written would be visible to some ranks
-        only.
+        Only rank 0 searches: other ranks might not see yet a checkpoint that was just written.
         """
-        found, notes = exchange.broadcast(together(self._find), source=0)
-        return (sharing.everywhere(Path(found)) if found else None), tuple(notes)
+        path, notes = exchange.broadcast(together(self._find), source=0)
+        return (sharing.everywhere(Path(path)) if path else None), tuple(notes)
 
     def best(self, step: int, score: Score | None) -> tuple[Path | None, str]:
         """Return the checkpoint with the best validation of the run. A collective.
@@ -86,14 +86,15 @@ class Saves:
             score: the best score of the run so far; None before there is one.
 
         Returns:
-            checkpoint: None if the best state is this step's, or if no checkpoint can be used.
-            why: the reason why none can be used, or an empty text.
+            (the checkpoint, None if the best state is this step's or if no checkpoint can be used; the reason
+            why none can be used, or an empty text).
         """
-        found, why = exchange.broadcast(together(lambda: self._find_best(step, score)), source=0)
-        return (sharing.everywhere(Path(found)) if found else None), why
+        path, reason = exchange.broadcast(together(lambda: self._find_best(step, score)), source=0)
+        return (sharing.everywhere(Path(path)) if path else None), reason
 
     def point_to_earlier_best(self, path: Path, best: Score | None) -> str | None:
-        """Take over the best checkpoint of the run that this one resumes; return a note if it is gone."""
+        """Record the best checkpoint of the run that this run resumes as the best one so far; return a note
+        if it is gone."""
         if self._writer is None or best is None:
             return None
         return checkpoint.point_to_earlier_best(self._folder, path, best)
@@ -110,9 +111,9 @@ class Saves:
             return "", ()
         self._writer.wait()
         beginning = resume.Beginning.read(self._folder)
-        # The run's own checkpoint is newer if the run restarts because no rank has the whole state any more.
-        if (own := checkpoint_files.newest_whole(self._folder).checkpoint) is not None:
-            return str(served.original(own)), ()
+        # If this run has written checkpoints before and restarts, these are newer than its beginning.
+        if (newest := checkpoint_files.newest_whole(self._folder).checkpoint) is not None:
+            return str(served.original(newest)), ()
         return beginning.checkpoint, beginning.notes
 
     def _find_best(self, step: int, score: Score | None) -> tuple[str, str]:
@@ -126,9 +127,6 @@ class Saves:
             return "", str(error)
         if best is None:
             return "", "no validation gave a number"
-        damage = checkpoint_files.damage(best.checkpoint)
-        return (
-            ("", f"{best.checkpoint} is damaged ({damage})")
-            if damage
-            else (str(served.original(best.checkpoint)), "")
-        )
+        if damage := checkpoint_files.damage(best.checkpoint):
+            return "", f"{best.checkpoint} is damaged ({damage})"
+        return str(served.original(best.checkpoint)), ""

@@ -18,8 +18,7 @@ _PIECE_BYTES = 2**23
 
 
 def everywhere(checkpoint: Path) -> Path:
-    """Return the path of a checkpoint on this rank's host, after it was sent to hosts that lack it. A
-    collective.
+    """Send a checkpoint to the hosts that lack it; return its path on this rank's host. A collective.
 
     Args:
         checkpoint: the path on the notebook's host; the same on all ranks.
@@ -58,8 +57,8 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
     failures: list[Exception] = []
 
     @contextmanager
-    def noted() -> Iterator[None]:
-        """Keep the first error of the disk, and go on after the block."""
+    def keeping_errors() -> Iterator[None]:
+        """Suppress an error of the disk in the block, and keep the first one in `failures`."""
         try:
             yield
         except OSError as error:
@@ -67,14 +66,14 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
 
     unfinished = place.with_name(f"{place.name}{UNFINISHED}")
     is_source = group.membership().rank == 0
-    # A rank that was killed while it named its copy has left a folder that looks like a received copy.
-    with noted():
+    # A rank that was killed in `_give_name` has left a folder that `served` would take for a received copy.
+    with keeping_errors():
         if writes and unfinished.exists():
             shutil.rmtree(unfinished)
     with ExitStack() as files:
         for name, size_bytes in sizes.items():
             file: BinaryIO | None = None
-            with noted():
+            with keeping_errors():
                 if writes:
                     unfinished.mkdir(parents=True, exist_ok=True)
                     file = files.enter_context((unfinished / name).open("wb"))
@@ -83,20 +82,20 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
             for begin_bytes in range(0, size_bytes, _PIECE_BYTES):
                 num_bytes = min(_PIECE_BYTES, size_bytes - begin_bytes)
                 content = b""
-                with noted():
+                with keeping_errors():
                     if is_source and file is not None:
                         content = file.read(num_bytes)
                         if len(content) < num_bytes:
                             raise OSError(f"{place / name} has become shorter while it was sent")
-                # Also after an error on this rank. If rank 0 could not read, it sends zeros.
+                # Every rank takes part, also after an error. If rank 0 could not read, it sends zeros.
                 received = exchange.broadcast_bytes(content, num_bytes, source=0)
-                with noted():
+                with keeping_errors():
                     if writes and file is not None:
                         file.write(received)
-    # A copy is whole only if rank 0 could read all of the checkpoint. If any rank failed, no host keeps one.
+    # If any rank failed, no host keeps its copy.
     is_whole = not any(exchange.gather_numbers(len(failures)))
     if writes and is_whole:
-        with noted():
+        with keeping_errors():
             _give_name(unfinished, place)
     if writes and (failures or not is_whole):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -107,8 +106,8 @@ def _give_name(unfinished: Path, place: Path) -> None:
     """Rename a complete checkpoint that was received, and remove those received earlier: a host keeps one."""
     for earlier in place.parent.glob(f"*/{served.RECEIVED}"):
         shutil.rmtree(earlier.parent)
-    # This mark keeps the copy from being sent to the notebook's host, which gets the checkpoint from rank 0's
-    # host.
+    # The mark keeps this host from sending the copy to the notebook's host, which gets the checkpoint from
+    # rank 0's host.
     (unfinished / served.RECEIVED).touch()
     shutil.rmtree(place, ignore_errors=True)
     unfinished.rename(place)

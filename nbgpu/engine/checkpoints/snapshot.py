@@ -1,4 +1,4 @@
-"""A state as it is after one step, as the files of its checkpoint: in memory, or at once on the disk."""
+"""The files of a checkpoint before it is complete, kept in memory or written to the disk at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbgpu.run_folder.checkpoint_files import Seal
 
 
 class Snapshot(ABC):
-    """The files of a checkpoint, before it has its name.
+    """The files of a checkpoint that is not complete: its folder does not have its final name yet.
 
     Args:
         step: the number of optimizer steps done.

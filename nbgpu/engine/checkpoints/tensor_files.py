@@ -2,9 +2,8 @@
 
 The format is Hugging Face's (https://github.com/huggingface/safetensors): the length of the header in eight
 bytes, the header as JSON, which has type, shape and place of each tensor, and the tensors' bytes one after
-the other. Their own library writes a file from all tensors at once. It also reads one tensor at a time, but
-from a private mapping of the whole file, which Linux counts as memory of the process where a rank has a
-limit.
+the other. Hugging Face's library cannot be used: it needs all tensors at once to write a file, and reads
+through a private mapping of the whole file, which counts against a rank's memory limit (RLIMIT_DATA).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _TYPES = {
 }
 _TYPES_BY_NAME = {name: dtype for dtype, name in _TYPES.items()}
 _LENGTH_BYTES = 8
-"""The length of the header's length; the header itself is padded to a multiple of it, for alignment."""
+"""The size of the field with the header's length. The header is padded to a multiple of it, for alignment."""
 
 
 def has_name(dtype: torch.dtype) -> bool:
@@ -60,7 +59,7 @@ def pieces(tensors: Mapping[str, Tensor], next_whole: Callable[[], Tensor]) -> I
     """
     yield memoryview(_header(tensors))
     for _ in tensors:
-        yield _bytes_of(next_whole())
+        yield _memory_view(next_whole())
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -84,12 +83,12 @@ class StoredTensors(Mapping[str, Tensor]):
         tensor = torch.empty(about["shape"], dtype=_TYPES_BY_NAME[about["dtype"]], device="cpu")
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._begin + about["data_offsets"][0])
-            room = _bytes_of(tensor)
-            while room:
-                num_read = file.readinto(room)
+            unread = _memory_view(tensor)
+            while unread:
+                num_read = file.readinto(unread)
                 if not num_read:
                     raise ValueError(f"{self._path} ends within {name}")
-                room = room[num_read:]
+                unread = unread[num_read:]
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -119,6 +118,6 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _memory_view(tensor: Tensor) -> memoryview:
     """Return the memory of a tensor on the CPU, or of a copy if it does not lie in one piece."""
     return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -35,14 +35,15 @@ class StepBatches:
         self._device = device
         self._batches: Iterator[Batch] | None = None
         self._next_step: int | None = 0
-        """The step whose batches `_batches` gives next; None while they are being taken."""
+        """The step whose batches `_batches` gives next; None if that is unknown."""
         self.began: tuple[int, int] = 0, 0
-        """(step, epoch) at which these loaders began; a run that gets new loaders midway counts on."""
+        """(step, epoch) of the run at which an epoch of these loaders began, from which steps and epochs are
+        counted: the first ones, or later ones if the run got new loaders midway."""
         self._taken: tuple[int, list[Batch]] | None = None
-        """The step that is not done yet, and its batches."""
+        """The step in progress and its batches; None between two steps."""
 
     def begin_at(self, step: int, epoch: int) -> None:
-        """Declare that an epoch of these loaders begins at a step."""
+        """Let an epoch of these loaders begin at a step of the run."""
         self.began = step, epoch
         self._next_step = None
 
@@ -50,14 +51,14 @@ class StepBatches:
         """Begin at the position in the data at which a checkpoint was written.
 
         If an epoch now has another number of steps, because of the batch size, the number of ranks or the
-        data, the checkpoint's epoch begins again: which of its samples are left does not follow from a step.
+        data, the checkpoint's epoch begins again: the step does not tell which of its samples were used.
 
         Args:
             earlier: the checkpoint's `state`, with the fields of `position`.
             step: the optimizer steps done.
 
         Returns:
-            A sentence about another number of steps; empty if the number is the same.
+            A sentence about the changed number of steps; empty if it is the same.
         """
         first_step, first_epoch = earlier["data_began"]
         now = self.loaders.steps_per_epoch
@@ -123,7 +124,7 @@ class StepBatches:
             self._batches = None
             epoch, steps = self.epoch_at(step)
             self.loaders.seek(epoch * self.loaders.steps_per_epoch + steps)
-        # If fetching is interrupted, the loader's position is unknown, and the next call seeks.
+        # If fetching is interrupted, the loader's position is unknown: None makes the next call seek.
         self._next_step = None
         batches = [self.to_device(self._next_batch()) for _ in range(self._config.accumulate)]
         self._next_step = step + 1

@@ -31,8 +31,8 @@ _ALIGN_BYTES = 64
 
 
 class Volumes(Protocol):
-    """Decoded volumes by number. One that could not be decoded is {"failure": exception}, which
-    `decoding.opened` raises."""
+    """Decoded volumes by number. A volume that could not be decoded has the key 'failure' with the exception,
+    which `decoding.opened` raises."""
 
     def __len__(self) -> int: ...
 
@@ -68,7 +68,7 @@ class Shard:
         self._items = items
         self._decode = Decode(steps)
         self._num_cached = num_cached
-        self._num_threads = _num_threads(config)
+        self._num_threads = config.cache_threads or min(torch.get_num_threads(), usable_cores())
         self._smart: SmartCacheDataset | None = None
         self._volumes: Dataset
         transform = Compose([self._decode])
@@ -136,8 +136,7 @@ class Shard:
         in shared memory."""
         if isinstance(self._volumes, _DiskCache):
             return _DiskCache(_shared(self._items), self._decode, self._volumes.folder)
-        in_memory = range(self._num_cached)
-        cached = PackedVolumes([self[index] for index in in_memory])
+        cached = PackedVolumes([self[index] for index in range(self._num_cached)])
         return _Portable(cached, _shared(self._items[self._num_cached :]), self._decode)
 
     def next_epoch(self) -> None:
@@ -177,13 +176,8 @@ class _Portable:
         return self._decode(self._others[index - len(self._cached)])
 
 
-def _num_threads(config: DataSettings) -> int:
-    """Return the number of threads that fill MONAI's cache."""
-    return config.cache_threads or min(torch.get_num_threads(), usable_cores())
-
-
 def _shared(items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items for other processes, in shared memory if they hold tensors."""
+    """Return the items in a form that other processes can use, in shared memory if they hold tensors."""
     with_tensors = any(isinstance(value, Tensor) for item in items for value in item.values())
     return PackedVolumes(items) if with_tensors else items  # type: ignore[return-value]
 
@@ -191,8 +185,9 @@ def _shared(items: Sequence[Item]) -> Sequence[Item]:
 class _DiskCache(PersistentDataset):
     """A PersistentDataset that never reads half a file, and decodes a damaged one again.
 
-    MONAI moves its files from the temporary folder. If that is on another disk, moving means copying: another
-    rank could read a file while it is written, and a full disk would leave a broken file for all later runs.
+    MONAI writes a file in the folder of temporary files and moves it. If that folder is on another disk,
+    moving means copying: another rank could read half a file, and a full disk would leave a broken file for
+    all later runs.
     """
 
     def __init__(self, items: Sequence[Item], decode: Decode, folder: Path) -> None:
@@ -240,7 +235,7 @@ class _DiskCache(PersistentDataset):
             Path(partial).replace(path)
         except (OSError, RuntimeError) as error:  # torch's writer has no OSError for a full disk
             raise DataError(
-                f"{decoded['name']}: cannot be kept in cache_dir={self.folder} ({first_cause(error)}). Make room, give "
+                f"{decoded['name']}: cannot be kept in cache_dir={self.folder} ({_first_cause(error)}). Make room, give "
                 "another folder, or set dataset='cache' or 'plain'"
             ) from None
         finally:
@@ -248,7 +243,7 @@ class _DiskCache(PersistentDataset):
                 Path(partial).unlink(missing_ok=True)
 
 
-def first_cause(error: BaseException) -> str:
+def _first_cause(error: BaseException) -> str:
     """Return the message of the first error in a chain: torch's writer wraps that of the operating system."""
     *_, first = chain_of(error)
     return (str(first).splitlines() or [repr(first)])[0]

@@ -25,8 +25,8 @@ class Decode(Transform):
 
     Volumes are decoded in MONAI's threads. An exception there would silently end the replacing thread of
     SmartCacheDataset, and its `update_cache` would wait for that thread for ever. So a failure is returned as
-    {"failure": exception} and raised when a batch is requested. `failures` keeps all failures, so that those
-    from filling the cache can be reported together.
+    {"name": ..., "failure": exception}, and `opened` raises it when the volume is used. `failures` collects
+    all failures, so that those from filling the cache can be reported together.
 
     A decoded volume keeps the item's `name`.
     """
@@ -57,8 +57,8 @@ def fingerprint_of(item: Item) -> str:
     for name, value in sorted(item.items()):
         if isinstance(value, Path):
             # Size and modification time stand for the content, which would take long to read.
-            there = value.stat()
-            value = f"{value.resolve()} {there.st_size} {there.st_mtime_ns}"
+            status = value.stat()
+            value = f"{value.resolve()} {status.st_size} {status.st_mtime_ns}"
         is_array = isinstance(value, torch.Tensor | np.ndarray)
         digest.update(f"{name}={tuple(value.shape) if is_array else repr(value)};".encode())
         if is_array:

@@ -1,7 +1,7 @@
-"""Reads the files of a run completely before its first step, and remembers which were good.
+"""Decodes all files of a run before its first step, to find damaged ones, and remembers the good ones.
 
-A good file is not read again until it changes or is decoded in another way, so that somebody who tries one
-setting after another waits only once.
+A good file is not read again until it changes or is decoded in another way, so that a person who tries
+several settings waits only once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def require(config: DataSettings, items: Sequence[Item], steps: Compose) -> None
     Raises:
         DataError: with a line for each unusable file.
     """
-    if found := problems(config, items, steps):
-        raise DataError("\n".join(found))
+    if lines := problems(config, items, steps):
+        raise DataError("\n".join(lines))
 
 
 def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> list[str]:
@@ -66,7 +66,7 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
         return []
     decode = Decode(steps)
     # The file of good files is named after the decoding steps: with other steps all files are read again.
-    good = _Good(decode.fingerprint())
+    good = _GoodFiles(decode.fingerprint())
     new = [item for item in items if item not in good]
     if new:
         rest = f"; {len(items) - len(new)} were found good before" if len(new) < len(items) else ""
@@ -76,18 +76,19 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
         _log.info("reading %d %s to %s end%s", count, what, "its" if count == 1 else "their", rest)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         # Only the outcome is kept, because all volumes together may not fit into memory.
-        could = list(threads.map(lambda item: "failure" not in decode(item), new))
-    good.add([item for item, is_good in zip(new, could, strict=True) if is_good])
-    found = []
+        outcomes = list(threads.map(lambda item: "failure" not in decode(item), new))
+    good.add([item for item, is_good in zip(new, outcomes, strict=True) if is_good])
+    lines: set[str] = set()
     for failure in decode.failures:
         if not isinstance(failure, DataError):
             raise failure
-        found += str(failure).splitlines()
-    return sorted(set(found))
+        lines.update(str(failure).splitlines())
+    return sorted(lines)
 
 
-class _Good:
-    """The fingerprints of good files, in a file of the person's cache folder for each way to decode.
+class _GoodFiles:
+    """The fingerprints of good files, stored in the person's cache folder, in one file for each way to
+    decode.
 
     Lines are only ever appended, so that several ranks and runs may write at the same time.
     """

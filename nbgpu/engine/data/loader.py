@@ -1,4 +1,4 @@
-"""From volumes to batches: distribute over ranks, decode, cache, crop, augment and prefetch.
+"""Makes a rank's batches from volumes: distribute over ranks, decode, cache, crop, augment and prefetch.
 
     find_volumes (planning/volume_files.py) -> check_headers (volumes.py) -> split (parts.py) -> SampleLoader
 
@@ -10,8 +10,8 @@ datasets holds them) and workers.py (processes that work ahead).
 Everything is checked as early as possible. Names, headers and file sizes are read for every file before
 training; voxels (NaN, a constant volume, damage inside the compressed data) when a volume is decoded, which
 for the cached ones is before training too. A bad volume that is decoded later ends the run at that step with
-a DataError that names it. It is never skipped, because ranks that skip different volumes would train on data
-that nobody asked for.
+a DataError that names it. It is never skipped: if ranks skipped different volumes, the person would not know
+which data the model was trained on.
 
 All randomness comes from (seed, rank, epoch), and within an epoch from the number of the visit to a volume.
 Global random states, the timing of threads and processes, the dataset, and the number of workers have no
@@ -42,21 +42,21 @@ from nbgpu.engine.data.datasets import Shard
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.parts import Parts
 from nbgpu.engine.data.sampling import Draw, Sample
-from nbgpu.engine.data.spreading import chosen, dealt, micro_batches_of_rare, num_rare_visits
+from nbgpu.engine.data.spreading import balanced_shares, draw_visits, micro_batches_of_rare, num_rare_visits
 from nbgpu.engine.data.workers import Visit, Visits, WorkerProcesses
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.planning import workers
 from nbgpu.planning.epochs import epoch_of
 
 _NUM_VOLUMES_MIXED = 4
-"""The number of volumes whose samples are mixed into batches."""
+"""The number of volumes whose samples are shuffled together, in a buffer of their size."""
 _POLL_PERIOD_S = 0.1
 """How often the loader's thread checks whether it should end while there is no room for more batches.
 
 MONAI's default is 10 ms, and each check takes the GIL from the step for a moment, which added up to 2 % of
 all time."""
 
-# ---- sharing out ---------------------------------------------------------------------------------------
+# ---- shards --------------------------------------------------------------------------------------------
 
 
 def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: bool) -> list[Item]:
@@ -76,12 +76,12 @@ def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: 
 
 @dataclass(frozen=True)
 class _Rare:
-    """The volumes that are spread evenly."""
+    """The rare volumes, which are spread evenly over the micro-batches."""
 
     is_rare: Sequence[bool]
-    """For each volume of this rank."""
+    """Whether each volume of this rank is rare."""
     num_visits: Sequence[int]
-    """How many of them each rank visits in an epoch."""
+    """For each rank its number of visits to rare volumes in an epoch."""
 
     @classmethod
     def of(cls, shares: Sequence[Sequence[bool]], rank: int, num_samples: int) -> _Rare:
@@ -109,7 +109,7 @@ class SampleLoader:
     even one that is left midway; `close` ends all threads and processes in any case.
 
     Args:
-        parts: the volumes of all ranks; those to train on are loaded, and the others counted in `summary`.
+        parts: the volumes of all ranks. Those of the training part are loaded; `summary` counts the others.
         steps: decodes an Item into tensors by name, at least those that `draw` needs. PersistentDataset and
             worker processes get its steps as a pickle, so that the steps should have no fields that they do
             not need.
@@ -163,21 +163,23 @@ class SampleLoader:
             "samples": {"a name": names.hexdigest()},
             "advice": "All ranks must see the same files: they were perhaps added or removed while the run began",
         }
-        own = shard(items, rank, world_size, config.seed, padded=config.shards == "padded")
+        volumes = shard(items, rank, world_size, config.seed, padded=config.shards == "padded")
         self._rare: _Rare | None = None
         if is_rare is not None:
             assert draw.samples_per_volume == 1, "a micro-batch has whole visits"
-            shares = [own] * world_size
+            shares = [volumes] * world_size
             if len(items) >= world_size:
                 rare = [is_rare(item) for item in items]
-                shares = dealt(items, rare, world_size, config.seed, padded=config.shards == "padded")
-                own = shares[rank]
+                shares = balanced_shares(
+                    items, rare, world_size, config.seed, padded=config.shards == "padded"
+                )
+                volumes = shares[rank]
             if not any(epoch.num_replaced):
                 self._rare = _Rare.of(
                     [[is_rare(item) for item in share] for share in shares], rank, self._num_samples
                 )
         self._shard = Shard(
-            own,
+            volumes,
             steps,
             config,
             num_cached=epoch.num_cached[rank],
@@ -201,7 +203,7 @@ class SampleLoader:
 
     @property
     def num_micro_batches(self) -> int:
-        """Return the number of micro-batches in an epoch, each of which consists of a part on every rank."""
+        """Return the number of micro-batches in an epoch. A micro-batch has a part on every rank."""
         return self.steps_per_epoch * self._config.accumulate
 
     @property
@@ -209,10 +211,6 @@ class SampleLoader:
         """Return the number of rare samples that an epoch spreads over the micro-batches of all ranks; None
         if it spreads none."""
         return None if self._rare is None else sum(self._rare.num_visits)
-
-    def names(self) -> list[str]:
-        """Return the names of the volumes of the current epoch: with SmartCacheDataset those in its cache."""
-        return [str(self._shard[index]["name"]) for index in range(len(self._shard))]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch, made by a thread that works `prefetch` batches ahead."""
@@ -278,7 +276,7 @@ class SampleLoader:
         visits, order = self._plan(epoch)
         order = order[num_to_skip:]
         num_wanted = Counter(number for number, _ in order)
-        # The samples of visits that are made and not all used: samples of about four volumes are mixed.
+        # By visit, the samples of visits that are not used up: samples of about four volumes are mixed.
         waiting: dict[int, list[Sample]] = {}
         arriving = self._visited([visit for visit in visits if num_wanted[visit.number]])
         for number, index in order:
@@ -290,7 +288,7 @@ class SampleLoader:
             if not num_wanted[number]:
                 del waiting[number]
         # Run the generator to its end, where it closes worker processes that do not stay.
-        for _ in arriving:  # its end
+        for _ in arriving:
             raise AssertionError("a visit was made for nothing")
 
     def _plan(self, epoch: int) -> tuple[list[Visit], list[tuple[int, int]]]:
@@ -303,32 +301,29 @@ class SampleLoader:
         rng = np.random.RandomState(order_seed)
         if self._rare is not None:
             volumes = self._spread(self._rare, epoch, rng)
-            return [Visit(volume, epoch, number) for number, volume in enumerate(volumes)], [
-                (number, 0) for number in range(len(volumes))
-            ]
-        visits: list[Visit] = []
-        while len(visits) < num_visits:  # the last round may be cut off
-            for volume in rng.permutation(len(self._shard)).tolist():
-                visits.append(Visit(volume, epoch, len(visits)))
+        else:
+            volumes = []
+            while len(volumes) < num_visits:  # visit all volumes in turn; the last round may be cut off
+                volumes += rng.permutation(len(self._shard)).tolist()
+        visits = [Visit(volume, epoch, number) for number, volume in enumerate(volumes[:num_visits])]
         # Shortened before mixing: afterwards volumes of a second round could displace some of the first.
-        samples = [(v.number, index) for v in visits[:num_visits] for index in range(per_volume)]
-        mixed = ShuffleBuffer(
-            samples[: self._num_samples],
-            buffer_size=_NUM_VOLUMES_MIXED * per_volume,
-            seed=mix_seed % 2**31,
-        )
-        return visits[:num_visits], list(mixed)
+        samples = [(v.number, index) for v in visits for index in range(per_volume)][: self._num_samples]
+        if self._rare is not None:
+            # Mixing would move rare volumes to other micro-batches.
+            return visits, samples
+        mixed = ShuffleBuffer(samples, buffer_size=_NUM_VOLUMES_MIXED * per_volume, seed=mix_seed % 2**31)
+        return visits, list(mixed)
 
     def _spread(self, rare: _Rare, epoch: int, rng: np.random.RandomState) -> list[int]:
         """Return the volumes that an epoch visits, in order, with the rare ones spread over its
         micro-batches."""
         size = self._config.batch_size
-        # Alike on all ranks.
+        # Without the rank: each rank computes how many rare volumes the others have in each micro-batch.
         shared_seed = np.random.SeedSequence([self._config.seed, epoch]).generate_state(1)[0]
         counts = micro_batches_of_rare(
             rare.num_visits, self._rank, self.num_micro_batches, size, np.random.RandomState(shared_seed)
         )
-        rare_ones, others = map(iter, chosen(rare.is_rare, self._num_samples, rng))
+        rare_ones, others = map(iter, draw_visits(rare.is_rare, self._num_samples, rng))
         return [
             volume
             for count in counts
@@ -338,8 +333,8 @@ class SampleLoader:
     def _visited(self, visits: list[Visit]) -> Iterator[tuple[Visit, list[Sample]]]:
         """Yield each visit with its samples, made in this thread or by the worker processes."""
         if not self._workers.count:
-            here = Visits(self._shard, self._draw, self._config.seed, self._rank)
-            yield from ((visit, here[visit]) for visit in visits)
+            dataset = Visits(self._shard, self._draw, self._config.seed, self._rank)
+            yield from ((visit, dataset[visit]) for visit in visits)
             return
         if self._pool is None:
             self._pool = WorkerProcesses(
@@ -352,7 +347,7 @@ class SampleLoader:
             )
         yield from zip(visits, self._pool.samples_of(visits), strict=True)
         if self._shard.is_replacing:
-            # New workers for the next epoch get its volumes.
+            # The next epoch has other volumes in the cache, and needs new workers, which get these volumes.
             self._pool.close()
             self._pool = None
 
@@ -384,11 +379,12 @@ def _errors_as_items(samples: Iterator[Sample]) -> Iterator[Sample | Exception]:
 def grid_patches(
     image: Tensor, patch_size: int | Sequence[int], max_patches: int, min_foreground: float = 0.5
 ) -> Tensor:
-    """Return patches of a decoded volume (C, D, H, W) on a grid, always the same: (N, C, p, q, r), N >= 1.
+    """Return patches of a decoded volume (C, D, H, W) on a grid: (N, C, p, q, r), N >= 1.
 
-    The grid is centred, and its cells overlap by half. Taken are those in which at least the share
-    `min_foreground` of the voxels is brighter than the volume's mean, or, where there is none, the one with
-    the largest share; of more than `max_patches` an evenly spaced choice.
+    The patches of a volume are the same in each call. The grid is centred, and its cells overlap by half. A
+    patch is a cell in which at least the share `min_foreground` of the voxels is brighter than the volume's
+    mean. If no cell has this share, those with the largest share are taken. Of more than `max_patches` an
+    evenly spaced choice is returned.
     """
     edges = (patch_size,) * 3 if isinstance(patch_size, int) else tuple(patch_size)
     strides = [max(1, edge // 2) for edge in edges]

@@ -1,14 +1,15 @@
 """Which samples are trained on, which ones choose the weights, and which ones the result is about.
 
-Validation samples are looked at while a run goes on: early stopping, `restore_best` and the schedule
-'plateau' choose by them, so that a value of theirs at the end is better than that of samples nobody has
-looked at. A test part is for that value alone.
+Early stopping, `restore_best` and the schedule 'plateau' choose the weights by the validation samples, so
+that the model does better on them than on new samples. The samples of a test part are used for the result
+alone.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,8 @@ class Parts:
         return self.test or self.validation
 
     def amount(self, samples_per_volume: int = 1) -> DataAmount:
-        """Return the numbers of samples, of which each gives `samples_per_volume` in an epoch. Parts that are
-        cut from one volume do not count as more volumes."""
+        """Return the amount of data, where each item of the training part gives `samples_per_volume` samples
+        in an epoch. Items that are cut from one volume count as one volume."""
         trained_on = {item["name"] for item in self.training}
         held_out = {item["name"] for item in (*self.validation, *self.test)}
         return DataAmount(len(self.training), samples_per_volume, len(held_out - trained_on))
@@ -75,7 +76,7 @@ class Parts:
 
 
 def named(item: Item) -> Hashable:
-    """Return the group of a sample that belongs together with no other: its own name."""
+    """Return a sample's name: as the group for `split` where no samples belong together."""
     name: Hashable = item["name"]
     return name
 
@@ -94,12 +95,12 @@ def split(items: Sequence[Item], config: TrainConfig, group: Callable[[Item], Ha
     """
     groups = list(dict.fromkeys(group(item) for item in items))
     if config.split:
-        of_group = _as_in_file(Path(config.split).expanduser(), items, group)
+        part_by_group = _as_in_file(Path(config.split).expanduser(), items, group)
     else:
-        of_group = _at_random(groups, config)
+        part_by_group = _at_random(groups, config)
     parts: dict[Part, list[Item]] = {part: [] for part in get_args(Part)}
     for item in items:
-        parts[of_group[group(item)]].append(item)
+        parts[part_by_group[group(item)]].append(item)
     return Parts(**parts)
 
 
@@ -113,12 +114,12 @@ def _at_random(groups: Sequence[Hashable], config: TrainConfig) -> dict[Hashable
             f"data={config.data!r}: {len(groups)} sample(s) that belong together cannot be divided into "
             f"{1 + len(wanted)} parts. Give more, or test_fraction=0"
         )
-    of_group: dict[Hashable, Part] = dict.fromkeys(groups, "training")
+    part_by_group: dict[Hashable, Part] = dict.fromkeys(groups, "training")
     order = np.random.RandomState(config.split_seed).permutation(len(groups)).tolist()
     for part, number in zip(_HELD_OUT, held_out(len(groups), config), strict=True):
         chosen, order = order[:number], order[number:]
-        of_group |= dict.fromkeys([groups[index] for index in chosen], part)
-    return of_group
+        part_by_group |= dict.fromkeys([groups[index] for index in chosen], part)
+    return part_by_group
 
 
 def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hashable]) -> dict[Hashable, Part]:
@@ -126,30 +127,30 @@ def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hasha
     file."""
     listed = _read(path)
     used: set[str] = set()
-    of_group: dict[Hashable, Part] = {}
+    part_by_group: dict[Hashable, Part] = {}
     problems = []
     for item in items:
-        own = group(item)
-        names = [name for name in _names_of(item, own) if name in listed]
+        its_group = group(item)
+        names = [name for name in _listed_names(item, its_group) if name in listed]
         used.update(names)
-        found = {listed[name] for name in names}
-        if not found:
+        # The parts that the file gives to this sample, and to earlier samples of its group.
+        parts = {listed[name] for name in names}
+        if not parts:
             problems.append(f"{item['name']} is in none of its parts")
-        # The names of one sample, or two samples of one group, stand in different parts.
-        elif len(found | {of_group.get(own, next(iter(found)))}) > 1:
-            problems.append(f"{item['name']} and what belongs to it ({own}) is in two of its parts")
+        elif len(parts | ({part_by_group[its_group]} if its_group in part_by_group else set())) > 1:
+            problems.append(f"{item['name']} and what belongs to it ({its_group}) is in two of its parts")
         else:
-            (of_group[own],) = found
+            (part_by_group[its_group],) = parts
     problems += [f"{name} is not a sample of the data" for name in listed if name not in used]
-    if "training" not in of_group.values():
+    if "training" not in part_by_group.values():
         problems.append("nothing is left to train on")
     if problems:
         more = [f"and {len(problems) - _MAX_SHOWN} more"] if len(problems) > _MAX_SHOWN else []
         raise DataError("\n".join([f"split={str(path)!r}: {line}" for line in problems[:_MAX_SHOWN]] + more))
-    return of_group
+    return part_by_group
 
 
-def _names_of(item: Item, group: Hashable) -> Iterator[str]:
+def _listed_names(item: Item, group: Hashable) -> Iterator[str]:
     """Yield the names under which a file may list a sample: its own, its file's, or its group's."""
     name = str(item["name"])
     file = Path(name).name
@@ -162,47 +163,45 @@ def _read(path: Path) -> dict[str, Part]:
     try:
         if path.suffix.lower() == ".json":
             content = json.loads(path.read_text(encoding="utf-8"))
-            pairs = list(_pairs_of(content, path))
+            pairs = list(_json_pairs(content, path))
         elif path.suffix.lower() == ".csv":
             with path.open(newline="", encoding="utf-8-sig") as file:
-                pairs = list(_rows_of(csv.DictReader(file, restval=""), path))
+                pairs = list(_csv_pairs(csv.DictReader(file, restval=""), path))
         else:
             raise DataError(f"split={str(path)!r}: give a .csv or a .json file")
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
         raise DataError(f"split={str(path)!r}: cannot be read: {error}") from None
-    problems = [
-        f"split={str(path)!r}: {name} is in {said!r}, and must be in train, val or test"
-        for name, said in pairs
-        if said.lower() not in _WORDS
-    ]
-    parts_of: dict[str, set[Part]] = {}
-    for name, said in pairs:
-        if said.lower() in _WORDS:
-            parts_of.setdefault(name, set()).add(_WORDS[said.lower()])
+    problems = []
+    parts_by_name: dict[str, set[Part]] = defaultdict(set)
+    for name, word in pairs:
+        if part := _WORDS.get(word.lower()):
+            parts_by_name[name].add(part)
+        else:
+            problems.append(f"{name} is in {word!r}, and must be in train, val or test")
     problems += [
-        f"split={str(path)!r}: {name} is in {' and in '.join(sorted(parts))}"
-        for name, parts in parts_of.items()
+        f"{name} is in {' and in '.join(sorted(parts))}"
+        for name, parts in parts_by_name.items()
         if len(parts) > 1
     ]
     if problems:
-        raise DataError("\n".join(problems))
-    return {name: next(iter(parts)) for name, parts in parts_of.items()}
+        raise DataError("\n".join(f"split={str(path)!r}: {problem}" for problem in problems))
+    return {name: parts.pop() for name, parts in parts_by_name.items()}
 
 
-def _pairs_of(content: Any, path: Path) -> Iterator[tuple[str, str]]:
+def _json_pairs(content: Any, path: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, part) of a JSON object with a list for each part."""
     if not isinstance(content, dict):
         raise DataError(
             f'split={str(path)!r}: is not an object with a list for each part, such as {{"train": [...], "test": [...]}}'
         )
-    for said, names in content.items():
+    for word, names in content.items():
         # Other entries of such files describe the data.
-        if said.lower() in _WORDS and isinstance(names, list):
+        if word.lower() in _WORDS and isinstance(names, list):
             for name in names:
-                yield str(name.get("image", "")) if isinstance(name, dict) else str(name), said
+                yield str(name.get("image", "")) if isinstance(name, dict) else str(name), word
 
 
-def _rows_of(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[str, str]]:
+def _csv_pairs(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, part) of a CSV file's rows."""
     headings = list(rows.fieldnames or [])
     columns = {heading.strip().lower(): heading for heading in headings}

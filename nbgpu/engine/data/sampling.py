@@ -1,8 +1,8 @@
-"""The samples of one visit to a decoded volume: random patches of it, or all of it, with random changes.
+"""Crops and augments decoded volumes: a visit to a volume gives random patches of it, or all of it.
 
-A visit's random numbers come from its own seed, so that it gives the same samples wherever and whenever it is
-made: in the rank's thread or in any of its worker processes, with or without a cache. The changes are MONAI's
-dictionary transforms: the same change for all images of a sample.
+Each visit has a seed of its own, so that it gives the same samples wherever and whenever it is made: in the
+rank's thread or in any of its worker processes, with or without a cache. The transforms are MONAI's for
+dictionaries, which change all images of a sample alike.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from nbgpu.config import DataSettings
 def augmentation(
     config: DataSettings, keys: Sequence[str], spatial_size: Sequence[int], intensity_keys: Sequence[str] = ()
 ) -> Compose:
-    """Return the augmentation that the settings ask for; an empty Compose if they ask for none.
+    """Return the random transforms that the settings choose; an empty Compose if they choose none.
 
     Args:
-        config: the settings, of which `rotate90_prob`, `flip_prob`, `intensity_prob` and `intensity_strength`
-            are used.
+        config: its `rotate90_prob`, `flip_prob`, `intensity_prob` and `intensity_strength`.
         keys: images of one sample that are turned and mirrored together, such as an image and its label.
         spatial_size: the size of each image, (D, H, W) or (H, W). Rotations are only in planes with equal
             edges, so that samples keep their shape.
@@ -48,7 +47,7 @@ def augmentation(
     ]
     if config.rotate90_prob > 0 and planes:
         prob = config.rotate90_prob
-        # One of these rotations with equal chances, so that `rotate90_prob` is the chance of a rotation.
+        # At most one of these rotations is done, so that `rotate90_prob` is the probability of a rotation.
         steps.append(OneOf([RandRotate90d(keys, prob=prob, spatial_axes=plane) for plane in planes]))
     if config.flip_prob > 0:
         steps += [
@@ -110,7 +109,7 @@ class Draw:
             )
 
     def on(self, device: torch.device) -> None:
-        """Move images to this device from now on, and crop and augment them there."""
+        """Crop and augment images on this device from now on."""
         self._to_device = ToDeviced(self.keys, device=device)
 
     def __call__(self, volume: Mapping[str, Any], seed: np.random.SeedSequence) -> list[Sample]:

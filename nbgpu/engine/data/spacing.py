@@ -23,10 +23,9 @@ from torch import Tensor
 def resampled(volume: Tensor, affine: np.ndarray, spacing_mm: Sequence[float]) -> tuple[Tensor, np.ndarray]:
     """Return (the volume with voxels of another size, its affine matrix).
 
-    Axes and rotation stay, and so does the place of the first voxel, or of the middle where the volume is
-    tilted; a shear is removed. Outside of the volume's last voxels, the value of the nearest one is used. For
-    a file:
-    `resampled(load_volume(path), affine_of(path), (1.1, 1.1, 1.1))`.
+    Axes and rotation stay, and a shear is removed. The first voxel stays in its place in space; in a tilted
+    volume its middle does. Voxels outside of the old volume get the value of the nearest old voxel. For a
+    file: `resampled(load_volume(path), affine_of(path), (1.1, 1.1, 1.1))`.
 
     Args:
         volume: (C, D, H, W); every channel is resampled alike.
@@ -34,9 +33,9 @@ def resampled(volume: Tensor, affine: np.ndarray, spacing_mm: Sequence[float]) -
         spacing_mm: the size of the new voxels in mm along each of the three axes.
     """
     resample = Spacing(pixdim=tuple(spacing_mm), mode="bilinear", padding_mode="border")
-    found = resample(MetaTensor(volume, affine=torch.as_tensor(affine, dtype=torch.float64)))
-    assert isinstance(found, MetaTensor)
-    return _plain(found), np.asarray(found.affine, np.float64)
+    result = resample(MetaTensor(volume, affine=torch.as_tensor(affine, dtype=torch.float64)))
+    assert isinstance(result, MetaTensor)
+    return _plain(result), np.asarray(result.affine, np.float64)
 
 
 def resampled_grid(
@@ -44,10 +43,10 @@ def resampled_grid(
 ) -> tuple[tuple[int, int, int], np.ndarray]:
     """Return the shape (D, H, W) and the affine matrix (4, 4) of a volume after `resampled`, without its
     voxels."""
-    made = zoom_affine(affine, np.asarray(spacing_mm, np.float64), diagonal=False)
-    found, made[:3, 3] = compute_shape_offset(shape, affine, made)
-    first, second, third = (int(n) for n in found)
-    return (first, second, third), made
+    new_affine = zoom_affine(affine, np.asarray(spacing_mm, np.float64), diagonal=False)
+    new_shape, new_affine[:3, 3] = compute_shape_offset(shape, affine, new_affine)
+    first, second, third = (int(n) for n in new_shape)
+    return (first, second, third), new_affine
 
 
 def resampled_onto(
@@ -62,12 +61,12 @@ def resampled_onto(
         target_affine: (4, 4), from the grid's voxels to mm.
     """
     resample = SpatialResample(mode="bilinear", padding_mode="border")
-    found = resample(
+    result = resample(
         MetaTensor(volume, affine=torch.as_tensor(affine, dtype=torch.float64)),
         dst_affine=torch.as_tensor(target_affine, dtype=torch.float64),
         spatial_size=tuple(shape),
     )
-    return _plain(found)
+    return _plain(result)
 
 
 def affine_of(path: Path) -> np.ndarray:
@@ -89,8 +88,8 @@ def shape_of(path: Path) -> tuple[int, int, int]:
         return first, second, third
     # For each axis of the file the axis of `load_volume` to which it belongs.
     axes = io_orientation(image.affine)[:, 0].astype(int)
-    found = dict(zip(axes.tolist(), image.shape[:3], strict=True))
-    return found[0], found[1], found[2]
+    sizes = dict(zip(axes.tolist(), image.shape[:3], strict=True))
+    return sizes[0], sizes[1], sizes[2]
 
 
 def has_voxel_sizes(affine: np.ndarray) -> bool:
@@ -107,5 +106,6 @@ def _opened(path: Path) -> nibabel.Nifti1Pair:
 
 
 def _plain(volume: Tensor) -> Tensor:
-    found: Tensor = convert_to_tensor(volume, dtype=torch.float32, track_meta=False)
-    return found
+    """Return a volume as a torch tensor in float32, without MONAI's metadata."""
+    tensor: Tensor = convert_to_tensor(volume, dtype=torch.float32, track_meta=False)
+    return tensor

@@ -52,10 +52,11 @@ def check_headers(
         spacing_mm: the voxel size to which the files are resampled; none for their own.
         channels: the channels that are read of a file, as `header_problem` takes them.
     """
-    found = {
-        path: header_problem(path, patch_size, spacing_mm=spacing_mm, channels=channels) for path in paths
-    }
-    problems = [f"{path}: {problem}" for path, problem in found.items() if problem]
+    problems = [
+        f"{path}: {problem}"
+        for path in dict.fromkeys(paths)
+        if (problem := header_problem(path, patch_size, spacing_mm=spacing_mm, channels=channels))
+    ]
     if problems:
         raise DataError("\n".join(problems))
 
@@ -96,9 +97,8 @@ def header_problem(
         return f"{problem}. Correct it, or leave out spacing"
     if problem := _too_small(path, shape[:3], patch_size, spacing_mm):
         return problem
-    assert isinstance(
-        image.dataobj, ArrayProxy
-    )  # no voxel is read yet; nibabel has cleared the offset in the header
+    # Not from the header, in which nibabel has cleared the offset.
+    assert isinstance(image.dataobj, ArrayProxy), "no voxel is read yet"
     num_bytes = image.dataobj.offset + math.prod(shape) * dtype.itemsize
     if not holds(path, num_bytes):
         return "is truncated: it ends before its last voxel. Copy it again"
@@ -110,10 +110,9 @@ def _wrong_voxel_size(image: nibabel.Nifti1Pair) -> str | None:
     unit = image.header.get_xyzt_units()[0]
     if unit in ("meter", "micron"):
         return f"says in its header that its voxels are measured in units of a {unit}, which is taken for mm"
-    # nibabel replaces a size of 0 by 1 when it opens a file.
-    with image.file_map["header" if "header" in image.file_map else "image"].get_prepare_fileobj(
-        "rb"
-    ) as file:
+    # The header is read again, because nibabel replaces a size of 0 by 1 when it opens a file.
+    part = "header" if "header" in image.file_map else "image"
+    with image.file_map[part].get_prepare_fileobj("rb") as file:
         header = type(image.header).from_fileobj(file, check=False)
     has_own_matrix = int(header["sform_code"]) > 0
     if not has_voxel_sizes(image.affine) or (not has_own_matrix and not all(header["pixdim"][1:4])):
@@ -151,12 +150,13 @@ def _too_small(
 ) -> str | None:
     """Return the problem of a volume that is smaller than a patch, after resampling if there is a
     `spacing_mm`; None if it is large enough."""
-    at = ""
+    spacing = ""
     if spacing_mm:
         shape, _ = resampled_grid(shape_of(path), affine_of(path), spacing_mm)
-        at = f" at a spacing of {shape_in_words(spacing_mm)} mm"
+        spacing = f" at a spacing of {shape_in_words(spacing_mm)} mm"
     edges = {patch_size} if isinstance(patch_size, int) else {*patch_size}
-    # A cubic patch needs no axes, so that a file whose header does not say where they point is accepted.
+    # For a cubic patch only the shortest axis counts. So a file is accepted whose header does not say in
+    # which directions its axes point.
     if len(edges) == 1:
         (edge,) = edges
         is_too_small, fits = min(shape) < edge, str(min(shape))
@@ -168,7 +168,7 @@ def _too_small(
     if not is_too_small:
         return None
     advice = "take a smaller spacing" if spacing_mm else "resample it"
-    return f"has {shape_in_words(shape)} voxels{at}, which is smaller than the patch. Set patch_size to at most {fits}, or {advice}"
+    return f"has {shape_in_words(shape)} voxels{spacing}, which is smaller than the patch. Set patch_size to at most {fits}, or {advice}"
 
 
 def holds(path: Path, num_bytes: int) -> bool:
@@ -181,7 +181,8 @@ def holds(path: Path, num_bytes: int) -> bool:
         (unpacked_bytes,) = struct.unpack("<I", file.read(4))
     if unpacked_bytes == num_bytes % 2**32:
         return True
-    # Some sound files have another ending: several gzip members in a row, or bytes after the last voxel.
+    # Some sound files end otherwise, with several gzip members or with bytes after the last voxel: unpack
+    # them.
     try:
         with gzip.open(path) as packed:
             while chunk := packed.read(2**20):
@@ -266,7 +267,7 @@ def save_like(volume: Tensor, source: Path | None, path: Path) -> None:
     back = ornt_transform(axcodes2ornt("RAS"), io_orientation(image.affine))
     header = image.header.copy()
     header.set_data_dtype(np.float32)
-    # These say how to read integers, and which grey values to show.
+    # Scaling factors of integer voxels and the range of grey values to show belong to the old voxels.
     for name in ("scl_slope", "scl_inter", "cal_min", "cal_max"):
         header[name] = 0
     kind = nibabel.Nifti2Image if isinstance(header, Nifti2Header) else nibabel.Nifti1Image

@@ -1,12 +1,12 @@
-"""A rank's worker processes: how they start, what they do, and that they end with the rank.
+"""A rank's worker processes, which decode and augment volumes ahead of the training steps.
 
-An engine has threads, connections and perhaps a GPU, none of which survive a fork. So workers are forked by
+An engine has threads, connections and perhaps a GPU, which do not survive a fork. So workers are forked by
 Python's forkserver, a separate process without threads that has imported the modules that workers need. The
 first workers of an engine wait for those imports (3 to 6 s on an idle host, as long as each spawned worker
 would take); later workers start within 0.1 s.
 
-Nothing may outlive the engine, however it ends. The operating system kills the forkserver when the engine is
-gone, and the workers when the forkserver is gone.
+No worker may outlive the engine, however it ends. The operating system kills the forkserver when the engine
+is gone, and the workers when the forkserver is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from nbgpu.engine.data.datasets import Volumes
 from nbgpu.engine.data.decoding import opened
@@ -119,13 +119,14 @@ class WorkerProcesses:
         stay: bool,
         rank: int,
     ) -> None:
-        self._assigned = _Assigned()
+        self._visits: list[Visit] = []
+        """The visits of the present epoch, in the order in which the workers prepare them."""
         self._rank = rank
         self._stay = stay
         self._loader: DataLoader[Any] | None = DataLoader(
-            _Sendable(visits),
+            _FailuresAsResults(visits),
             batch_size=None,
-            sampler=self._assigned,
+            sampler=self._visits,
             num_workers=num_workers,
             prefetch_factor=prefetch,
             persistent_workers=stay,
@@ -137,7 +138,7 @@ class WorkerProcesses:
         )
         self._results: Any = None
 
-    def samples_of(self, visits: Sequence[Any]) -> Iterator[list[Sample]]:
+    def samples_of(self, visits: Sequence[Visit]) -> Iterator[list[Sample]]:
         """Yield the samples of each visit, in order.
 
         Raises:
@@ -145,8 +146,9 @@ class WorkerProcesses:
             RunError: a worker process has ended.
         """
         assert self._loader is not None, "it was closed"
-        # With persistent workers the DataLoader stays the same object, so its sampler gets the new visits.
-        self._assigned.visits = visits
+        # Changed in place, because persistent workers need the same DataLoader in each epoch, and with it the
+        # same sampler.
+        self._visits[:] = visits
         if not self._stay:
             self._end()
         try:
@@ -172,7 +174,7 @@ class WorkerProcesses:
         try:
             return next(self._results)
         except Exception as error:
-            # If a worker has ended, that is why its results did not arrive.
+            # If a worker has ended, this is the cause: its results did not arrive.
             if failure := self._exited_workers():
                 raise RunError(f"rank {self._rank}: {failure}") from error
             raise
@@ -196,8 +198,8 @@ class WorkerProcesses:
         """End the processes and drop the results on their way."""
         results, self._results = self._results, None
         if results is not None:
-            # torch does this when the last reference goes, but the traceback of an error keeps some. (A
-            # private name.)
+            # torch calls this private method when the last reference is gone, but the traceback of an error
+            # may keep one.
             results._shutdown_workers()
 
 
@@ -213,22 +215,9 @@ def _describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}. {advice}"
 
 
-class _Assigned(Sampler[Any]):
-    """The visits assigned to the workers, which change between epochs."""
-
-    def __init__(self) -> None:
-        self.visits: Sequence[Any] = ()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.visits)
-
-    def __len__(self) -> int:
-        return len(self.visits)
-
-
-class _Sendable(Dataset[Any]):
-    """Visits that return failures as results, because torch would wrap an exception in its worker's
-    traceback."""
+class _FailuresAsResults(Dataset[Any]):
+    """A dataset that returns an exception as a result: raised, torch would wrap it in another one that has
+    the worker's traceback in its message."""
 
     def __init__(self, visits: Dataset[list[Sample]]) -> None:
         self._visits = visits

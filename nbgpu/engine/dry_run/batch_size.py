@@ -47,7 +47,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
     Returns:
         The tries in order, the same on every rank: `batch_size`, `fits`, `peak_bytes` by rank, and `why`, the
-        reason if it does not fit, or ''.
+        reason why it does not fit, or ''.
 
     Raises:
         OutOfMemoryError: not even one sample fits.
@@ -60,7 +60,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         import_module("torch._dynamo")
     memory_limit.tighten()
     with (
-        randomness.of_run(config),
+        randomness.seeded_run(config),
         precision.kernels(config),
         _bounded(member.device),
         ExitStack() as held,
@@ -125,20 +125,16 @@ class _Search:
         collective."""
         tries = exchange.gather(self._try(batch_size))
         raise_together(self._failure)
-        why = next((f"rank {rank}: {t['why']}" for rank, t in enumerate(tries) if t["why"]), "")
+        reason = next((f"rank {rank}: {t['why']}" for rank, t in enumerate(tries) if t["why"]), "")
+        peak_bytes = [t["peak_bytes"] for t in tries]
         self.tried.append(
-            {
-                "batch_size": batch_size,
-                "fits": not why,
-                "peak_bytes": [t["peak_bytes"] for t in tries],
-                "why": why,
-            }
+            {"batch_size": batch_size, "fits": not reason, "peak_bytes": peak_bytes, "why": reason}
         )
-        return not why
+        return not reason
 
     def _try(self, batch_size: int) -> dict[str, Any]:
-        """Take steps with a batch size on this rank. It has no collective, so that the others do not wait for
-        a rank that runs out of memory.
+        """Take steps with a batch size on this rank. No collective, so that the other ranks do not wait for
+        one that runs out of memory.
 
         Returns:
             `why`: the reason if there is too little memory, else ''; any other error is left in `_failure`.
@@ -182,33 +178,34 @@ class _Search:
 def _sharded(
     config: TrainConfig, recipe: Recipe, device: torch.device
 ) -> Iterator[Callable[[nn.Module], Sharded]]:
-    """Yield a function that shards a model by FSDP over a group of the backend 'fake': the model takes the
-    memory that it takes in a run, and nothing is exchanged, so that a rank that runs out of memory lets no
-    other one wait."""
-    apart = torch_private.make_fake_group()
-    mesh = DeviceMesh.from_group(apart, device.type)
+    """Yield a function that shards a model by FSDP over a group of the backend 'fake'. The model takes the
+    same memory as in a run, and nothing is exchanged, so that no rank waits for one that runs out of
+    memory."""
+    fake_group = torch_private.make_fake_group()
+    mesh = DeviceMesh.from_group(fake_group, device.type)
     copies: list[Tensor] = []
 
     def shard(model: nn.Module) -> Sharded:
         """Shard a model over the fake group; on the CPU also allocate the copies that gloo would make."""
         blocks = list(recipe.blocks(model))
         if device.type == "cpu":
-            of_parts = [sum(p.nbytes for p in block.parameters()) for block in blocks]
-            rest_bytes = sum(p.nbytes for p in model.parameters()) - sum(of_parts)
-            # gloo has a copy of what it gathers, and one of what it scatters.
-            num_bytes = 2 * max([rest_bytes, *of_parts])
+            block_bytes = [sum(p.nbytes for p in block.parameters()) for block in blocks]
+            rest_bytes = sum(p.nbytes for p in model.parameters()) - sum(block_bytes)
+            # gloo copies the tensors that it gathers, and those that it scatters.
+            num_bytes = 2 * max([rest_bytes, *block_bytes])
             copies.append(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
         return Sharded(config, model, blocks, mesh)
 
-    # The mesh equals that of a run, and DTensor keeps layouts by equal meshes, each with its group: a try
-    # would exchange in an earlier run's group, with ranks that do not come, and a later run in this one.
+    # DTensor caches layouts, each with its group, and the mesh compares equal to that of a run. A try would
+    # take an earlier run's group, and wait for ranks that do not join in, and a later run would take this
+    # one.
     torch_private.forget_layouts()
     try:
         yield shard
     finally:
         copies.clear()
         torch_private.forget_layouts()
-        dist.destroy_process_group(apart)
+        dist.destroy_process_group(fake_group)
 
 
 def _bounded(device: torch.device) -> Any:

@@ -1,9 +1,9 @@
-"""The memory of fully_shard on one of any number of ranks, without the other ranks and without values.
+"""Imitates the memory of fully_shard on one of any number of ranks, without other ranks and without values.
 
-It follows torch's FSDP2 (torch/distributed/fsdp/_fully_shard, 2.13): the parts of the model are gathered one
-at a time, first into one buffer and from there into a tensor for each weight; the buffer of one part is
-freed when that of the next is there, in the backward pass the next part is gathered while one computes, and
-gradients are copied into one buffer before they are scattered.
+As torch's FSDP2 (torch/distributed/fsdp/_fully_shard, 2.13), it gathers the parts of the model one at a time,
+first into one buffer and from there into a tensor for each weight. In the forward pass the buffer of one part
+is freed once the buffer of the next part is allocated. In the backward pass the next part is gathered while
+one computes, and gradients are copied into one buffer before they are scattered.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from nbgpu.engine.model.strategy import Strategy
 
 
 class FakeShards(Strategy):
-    """A model on the weights of one rank's shards, in place of `nbgpu.engine.model.strategy.Sharded`.
+    """A strategy that takes the place of `nbgpu.engine.model.strategy.Sharded` in an estimate: it allocates
+    the memory that FSDP allocates on one rank, and exchanges nothing.
 
     Args:
-        model: with weights that have no values; they stand for the gathered ones and must not count.
+        model: the model, whose weights have no values. They stand for the gathered weights, which are
+            allocated here, and so the caller must not count their memory.
         blocks: the parts that are gathered one at a time.
         world_size: the number of ranks to share among.
         note: is called with the tensors that are allocated for communication, to label their memory.
@@ -38,8 +40,8 @@ class FakeShards(Strategy):
     ) -> None:
         self.replica = model
         self._note = note
-        of_blocks = {id(p) for block in blocks for p in block.parameters()}
-        rest = [p for p in model.parameters() if id(p) not in of_blocks]
+        in_blocks = {id(p) for block in blocks for p in block.parameters()}
+        rest = [p for p in model.parameters() if id(p) not in in_blocks]
         self._root = _FsdpUnit(rest, world_size, note)
         self._parts = [_FsdpUnit(list(block.parameters()), world_size, note) for block in blocks]
         self._now = True
@@ -149,7 +151,7 @@ class FakeShards(Strategy):
             parameter.grad = None
         part.take_gradients()
         if self._to_scatter.device.type == "cpu":
-            # gloo adds up a copy of its own.
+            # gloo adds up the gradients in a copy.
             self._note([torch.empty_like(self._to_scatter)])
 
 
@@ -229,8 +231,8 @@ class _FsdpUnit:
         flat = torch.empty(
             sum(shard.numel() for shard in trained), dtype=trained[0].dtype, device=trained[0].device
         )
-        for shard, own in zip(trained, flat.split([shard.numel() for shard in trained]), strict=True):
-            shard.grad = own.view(shard.shape)
+        for shard, part in zip(trained, flat.split([shard.numel() for shard in trained]), strict=True):
+            shard.grad = part.view(shard.shape)
 
 
 def _shard_shape(shape: torch.Size, world_size: int) -> tuple[int, ...]:

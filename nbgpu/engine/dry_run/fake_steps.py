@@ -1,14 +1,14 @@
-"""Two steps of a run on tensors with shapes but without values, to estimate the memory that they would need.
+"""Takes two steps of a run on tensors with shapes but without values, to estimate the memory that they need.
 
-torch's FakeTensorMode computes every result's shape and type, and the sizes of the living tensors are added
-up. The scratch memory of convolutions on the CPU is added, as far as it follows from their shapes. Not
-included are that of other kernels and of cuDNN, the overhead of allocators, and data in host memory.
+torch's FakeTensorMode computes every result's shape and type, and the sizes of all live tensors are added up,
+with the scratch memory of convolutions on the CPU. Not included are the scratch memory of other kernels and
+of cuDNN, the overhead of allocators, and data in host memory.
 
-oneDNN keeps the channels of images and volumes in groups of 16 (of 8 without AVX-512), and copies input,
-weights and result to and from that order. Small single samples are unfolded instead: each pixel of the result
-gets a copy of the part of the input that it is computed from; so are all samples of 16 bits without AVX-512.
-Both were seen with torch 2.13 in the pieces
-that `aten::convolution` and `aten::convolution_backward` take from the allocator.
+oneDNN stores the channels of images and volumes in groups of 16 (of 8 without AVX-512), and copies input,
+weights and result to and from that order. A small single sample is unfolded instead: each pixel of the result
+gets a copy of the part of the input from which it is computed. So are all samples in 16 bits without AVX-512.
+Both were seen with torch 2.13 in the sizes that `aten::convolution` and `aten::convolution_backward` request
+from the allocator.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
 
-class _Living(TorchDispatchMode):
+class _StorageLog(TorchDispatchMode):
     """Logs the allocation and the free of each storage, once."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Living(TorchDispatchMode):
         return results
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Do not count the storages of these tensors, which were there before and must stay alive."""
+        """Do not count the storages of these tensors. They must stay alive, because keys are used again."""
         self._left_out |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
@@ -127,33 +127,34 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
     config = config.changed(amp="bf16") if config.amp == "fp16" else config
     recipe = by_name.load(config)
     model, _ = models.build(config, recipe, torch.device("cpu"))
-    rival = Discriminator.of(config, recipe, torch.device("cpu"))
-    # If the shapes come from a sample in a file, the file is read here, with its values.
+    discriminator = Discriminator.of(config, recipe, torch.device("cpu"))
+    # Called once with real tensors: a recipe may read a file, and keep the shapes of a sample in it.
     recipe.example(1)
     is_shared_out = config.strategy == "fsdp"
-    # Tensors that a recipe has read beside its model, such as the filters of a loss, have values.
+    # Tensors of a recipe that are not in its model, such as the filters of a loss, have values.
     with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
-        living = _Living()
+        storages = _StorageLog()
         if not is_shared_out:
-            stack.enter_context(living)
-        # With shards the weights in the model stand for the gathered ones, which FakeShards counts.
+            stack.enter_context(storages)
+        # With fsdp the weights in the model are not counted: FakeShards allocates shards and gathered
+        # weights.
         _empty(model, device)
         if is_shared_out:
-            living.leave_out(model.parameters())
-            stack.enter_context(living)
+            storages.leave_out(model.parameters())
+            stack.enter_context(storages)
             _empty_buffers(model, device)
-        if rival is not None:
-            _empty(rival.network, device)
-            rival = Discriminator(config, rival.recipe, rival.network, device)
+        if discriminator is not None:
+            _empty(discriminator.network, device)
+            discriminator = Discriminator(config, discriminator.recipe, discriminator.network, device)
         spread = None
         if is_shared_out:
-            gathered = partial(living.note, GATHERED)
+            gathered = partial(storages.note, GATHERED)
             spread = partial(FakeShards, blocks=recipe.blocks(model), world_size=world_size, note=gathered)
-        dry_run = DryRun(config, device, recipe, model, rival, spread, living.note)
+        dry_run = DryRun(config, device, recipe, model, discriminator, spread, storages.note)
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)
         dry_run.between_steps()
-        return living.log.bytes_at_peak()
+        return storages.log.bytes_at_peak()
 
 
 def need_of(config: TrainConfig, world_size: int) -> Need | None:
@@ -161,17 +162,18 @@ def need_of(config: TrainConfig, world_size: int) -> Need | None:
 
     Steps with one and with two samples are computed: the difference is the need of a sample.
 
-    The tensors are on torch's device 'meta' and not in FakeTensorMode, whose imports take seconds in which
-    other ranks wait for the report of a failure. 'meta' has no autocast, so that with `amp` the memory is
-    overestimated.
+    The tensors are on torch's device 'meta' and not in FakeTensorMode, whose imports would delay the report
+    of a failure by seconds. 'meta' has no autocast, so that with `amp` the memory is overestimated.
     """
     config = without_exchange(config)
     try:
         with memory_limit.lifted():
             recipe = by_name.load(config)
             model = models.build(config, recipe, torch.device("cpu"))[0].to("meta")
-            rival = Discriminator.of(config, recipe, torch.device("meta"))
-            one_bytes, two_bytes = (_activations(config, model, rival, batch_size) for batch_size in (1, 2))
+            discriminator = Discriminator.of(config, recipe, torch.device("meta"))
+            one_bytes, two_bytes = (
+                _activations(config, model, discriminator, batch_size) for batch_size in (1, 2)
+            )
     except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
         _log.info("the memory of a step cannot be computed: %r", error)
         return None
@@ -179,25 +181,28 @@ def need_of(config: TrainConfig, world_size: int) -> Need | None:
     state_bytes = 4 * sum(p.nbytes for p in model.parameters())
     if config.strategy == "fsdp" and world_size > 1:
         state_bytes = state_bytes // world_size + _gathered_bytes(recipe.blocks(model), model)
-    if rival is not None:
-        state_bytes += 4 * sum(p.nbytes for p in rival.network.parameters())
+    if discriminator is not None:
+        state_bytes += 4 * sum(p.nbytes for p in discriminator.network.parameters())
     return Need(state_bytes + max(0, 2 * one_bytes - two_bytes), max(1, two_bytes - one_bytes))
 
 
 def _gathered_bytes(blocks: Sequence[nn.Module], model: nn.Module) -> int:
-    """Return the most that FSDP has gathered in a step, in bytes: in the backward pass the weights of a block
-    and of the next one, the block's gradients, and the weights outside of all blocks with theirs."""
-    of_blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
-    rest_bytes = sum(parameter.nbytes for parameter in model.parameters()) - sum(of_blocks)
-    return 3 * max(of_blocks, default=0) + 2 * rest_bytes
+    """Return the most unsharded memory of FSDP in a step, in bytes: in the backward pass the weights of a
+    block and of the next one, the block's gradients, and the weights outside of all blocks with their
+    gradients."""
+    block_bytes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
+    rest_bytes = sum(parameter.nbytes for parameter in model.parameters()) - sum(block_bytes)
+    return 3 * max(block_bytes, default=0) + 2 * rest_bytes
 
 
-def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | None, batch_size: int) -> int:
+def _activations(
+    config: TrainConfig, model: nn.Module, discriminator: Discriminator | None, batch_size: int
+) -> int:
     """Return the peak memory of forward and backward in bytes, without the model, which is on the device
     'meta'."""
     recipe = by_name.load(config)
     dtype = precision.dtype(config)
-    with _Living() as living:
+    with _StorageLog() as storages:
         batch = {
             name: torch.empty(
                 (batch_size, *value.shape[1:]),
@@ -206,12 +211,12 @@ def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | N
             )
             for name, value in recipe.example(1).items()
         }
-        loss_of = recipe.loss if rival is None else rival.loss_of_model
+        loss_of = recipe.loss if discriminator is None else discriminator.loss_of_model
         loss_of(model, batch)["loss"].backward()
-        if rival is not None:
-            rival.zero_grad()
+        if discriminator is not None:
+            discriminator.zero_grad()
     model.zero_grad(set_to_none=True)
-    peak_bytes: int = living.log.peak_bytes
+    peak_bytes: int = storages.log.peak_bytes
     return peak_bytes
 
 
@@ -262,17 +267,18 @@ def _backward_bytes(
         return _grouped(gradient)
     if _is_unfolded(image, weight):
         return _unfolded_bytes(weight, gradient)
-    of_image, of_weight = (0 if result is None else result.nbytes for result in results[:2])
-    grouped = _grouped(image) if of_image else 0
+    # The sizes of the input's and the weights' gradients, and the memory at each stage of the kernel.
+    input_bytes, weight_bytes = (0 if result is None else result.nbytes for result in results[:2])
+    grouped = _grouped(image) if input_bytes else 0
     held = max(
-        _grouped(gradient) + weight.nbytes + grouped if of_image else 0,
+        _grouped(gradient) + weight.nbytes + grouped if input_bytes else 0,
         # With strides the gradient of the image is copied once more.
-        of_image + (2 if max(strides) > 1 else 1) * grouped,
+        input_bytes + (2 if max(strides) > 1 else 1) * grouped,
         # Without AVX-512 the gradient of the weights is computed from input and gradient as they are.
-        of_image + _grouped(gradient) + _copied(image) + of_weight if _HAS_AVX512 else 0,
-        of_image + (_NUM_SUMS_OF_SMALL + 1 if _is_small(image, weight) else 2) * of_weight,
+        input_bytes + _grouped(gradient) + _copied(image) + weight_bytes if _HAS_AVX512 else 0,
+        input_bytes + (_NUM_SUMS_OF_SMALL + 1 if _is_small(image, weight) else 2) * weight_bytes,
     )
-    return max(0, held - of_image - of_weight)
+    return max(0, held - input_bytes - weight_bytes)
 
 
 def _is_pointwise(weight: Tensor) -> bool:
@@ -285,8 +291,9 @@ def _is_small(image: Tensor, weight: Tensor) -> bool:
 
 
 def _is_unfolded(image: Tensor, weight: Tensor) -> bool:
-    """Return whether a convolution copies its input so that each pixel of the result has its inputs together:
-    torch's own kernel does, which computes a single small sample, and what oneDNN cannot."""
+    """Return whether a convolution copies, for each pixel of the result, the part of the input from which the
+    pixel is computed. torch's own kernel does so, for single small samples and for dtypes without a kernel of
+    oneDNN."""
     if not _is_in_onednn(image):
         return True
     is_small = image.shape[0] == 1 and math.prod(image.shape[:4]) <= _LARGEST_UNFOLDED

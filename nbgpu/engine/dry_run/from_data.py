@@ -15,19 +15,19 @@ from nbgpu.protocol.records import Chosen
 from nbgpu.text.sizes import in_words
 
 _MARGIN = 1.3
-"""The memory that is asked for, as a multiple of that of the tensors with a shape: libraries and allocators
-take more."""
+"""The memory that steps are expected to take, as a multiple of the estimate for their tensors: libraries and
+allocators take more."""
 
 
 @torch_settings.as_at_the_beginning()
 def choose(settings: dict[str, Any], on_gpu: bool, memory_bytes: int) -> Chosen:
     """Return values for the settings that are left to the data: the recipe's first proposal whose steps fit
-    into the memory, or its last one. No collective.
+    into the memory, or else its last one. No collective.
 
     Args:
         settings: all fields of a TrainConfig.
         on_gpu: whether the ranks have GPUs.
-        memory_bytes: the memory that each rank may take.
+        memory_bytes: the memory of each rank, in bytes.
 
     Raises:
         ConfigError: no proposal goes with the other settings.
@@ -52,8 +52,8 @@ def choose(settings: dict[str, Any], on_gpu: bool, memory_bytes: int) -> Chosen:
 
 
 def complete(config: TrainConfig) -> TrainConfig:
-    """Return the settings with the values of the first proposal, where some are left to the data: enough to
-    read the files with."""
+    """Return the settings, and for those that are left to the data the values of the first proposal: good
+    enough to read the files."""
     recipe: object = by_name.load(config, complete=False)
     if not config.left_to_data or not isinstance(recipe, Proposing):
         return config
@@ -63,12 +63,12 @@ def complete(config: TrainConfig) -> TrainConfig:
 def _fits(config: TrainConfig, memory_bytes: int) -> bool:
     """Return whether the steps of these settings fit into the memory, by an estimate; True if there is
     none."""
-    found: Mapping[str, Any] = memory.run_memory(config)
-    # Where there is no estimate, such as for a model that reads values, the run itself will tell.
-    return "peak" not in found or found["peak"] * _MARGIN <= memory_bytes
+    estimate: Mapping[str, Any] = memory.run_memory(config)
+    # Without an estimate, such as for a model that reads values, only the run itself can show it.
+    return "peak" not in estimate or estimate["peak"] * _MARGIN <= memory_bytes
 
 
 def _chosen(proposal: Proposal, memory_bytes: int) -> Chosen:
     named = ", ".join(f"{name}={value}" for name, value in proposal.values.items())
-    words = f"chosen, because left out: {named} ({proposal.why}; {in_words(memory_bytes)} of memory for each rank)"
-    return Chosen(dict(proposal.values), (words,))
+    sentence = f"chosen, because left out: {named} ({proposal.why}; {in_words(memory_bytes)} of memory for each rank)"
+    return Chosen(dict(proposal.values), (sentence,))

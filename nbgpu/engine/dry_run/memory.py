@@ -4,6 +4,7 @@ estimated together with the amount of data before the run."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -38,7 +39,7 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     Returns:
         `tensors`: the bytes of each category at the peak of the tensors' memory; `before_bytes`: the memory
         of the process on the device before the steps; `peak_bytes`: its peak during the steps;
-        `cached_bytes`: the host memory of the cached volumes, None if there are none.
+        `cached_bytes`: the host memory of the decoded volumes, None without `with_data`.
     """
     member = group.membership()
     config = train_config(**settings)
@@ -49,7 +50,7 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     usage.free()
     before_bytes = usage.Usage.of(device).used_bytes
     try:
-        with randomness.of_run(config), precision.kernels(config):
+        with randomness.seeded_run(config), precision.kernels(config):
             usage.begin_peak(device)
             _take_steps(config, device, MemoryTrace())
             # What the allocator of a GPU keeps counts as used, too: nobody else gets it.
@@ -80,20 +81,17 @@ def _cached_bytes(config: TrainConfig, member: group.Membership) -> int:
 def _take_steps(config: TrainConfig, device: torch.device, trace: MemoryTrace) -> None:
     """Take steps with the exchange of gradients; `trace` gets the use of each tensor. A collective."""
     recipe = by_name.load(config)
-    held: list[strategy.Strategy] = []
+    with ExitStack() as stack:
 
-    def spread(model: torch.nn.Module) -> strategy.Strategy:
-        held.append(strategy.spread(config, model, recipe.blocks(model), device))
-        return held[0]
+        def spread(model: torch.nn.Module) -> strategy.Strategy:
+            spread_model = strategy.spread(config, model, recipe.blocks(model), device)
+            stack.callback(spread_model.close)
+            return spread_model
 
-    try:
         dry_run = DryRun(config, device, recipe, spread=spread, note=trace.note)
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)
         dry_run.between_steps()
-    finally:
-        for spread_over_ranks in held:
-            spread_over_ranks.close()
 
 
 @torch_settings.as_at_the_beginning()
@@ -119,8 +117,8 @@ def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str,
 def _tensors_on_shapes(config: TrainConfig, device: torch.device, num_ranks: int) -> dict[str, Any]:
     """Return the bytes of a step's tensors on one rank by category, or `unknown` with the reason."""
     try:
-        # The kernel of an attention decides whether its scores are kept.
-        with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
+        # With `precision.kernels`, because some kernels of attention keep its scores, and others do not.
+        with memory_limit.lifted(), randomness.seeded_run(config), precision.kernels(config):
             return {**fake_steps.parts(config, device, num_ranks)}
     except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
         return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -136,16 +134,19 @@ def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
         settings: all fields of a TrainConfig.
 
     Returns:
-        `data`: the recipe's `amount`, or `unknown` with lines that say why there is none; for a problem,
-        which has no samples, `unknown` has its summary. `memory`: in bytes
-        the tensors at the peak by category (`nbgpu.engine.memory.allocations`), `before` (already held by the
-        process) and `peak`; or `unknown` with the reason.
+        `data`: `amount`, the recipe's, or `unknown`, the reason why there is none; for a problem, which has
+        no samples, `unknown` is its summary. `memory`: the result of `run_memory`.
     """
     config = train_config(**settings)
     recipe: Any = by_name.load(config)
     if isinstance(recipe, Problem):
         return _estimate_problem(recipe)
-    return {"data": _data_amount(config), "memory": run_memory(config)}
+    data: dict[str, Any]
+    try:
+        data = {"amount": recipe.amount()}
+    except DataError as error:
+        data = {"unknown": str(error)}
+    return {"data": data, "memory": run_memory(config)}
 
 
 def _estimate_problem(problem: Problem) -> dict[str, Any]:
@@ -156,13 +157,6 @@ def _estimate_problem(problem: Problem) -> dict[str, Any]:
         return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
     parts = problem.memory_bytes(group.membership().world_size)
     return {"data": {"unknown": "\n".join(problem.summary)}, "memory": _with_peak(parts)}
-
-
-def _data_amount(config: TrainConfig) -> dict[str, Any]:
-    try:
-        return {"amount": by_name.load(config).amount()}
-    except DataError as error:
-        return {"unknown": str(error)}
 
 
 def _with_peak(parts: dict[str, int]) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Steps of a run on generated batches, which need the same memory as the run itself.
+"""Takes optimizer steps on generated batches that need the same memory as the steps of a run.
 
-Unless they are given a strategy no gradient is exchanged, so that no rank waits for one that runs out of
-memory. The memory that DDP holds for the exchange is held all the same.
+By default no gradient is exchanged, so that no rank waits for one that runs out of memory. The memory that
+DDP holds for the exchange is allocated all the same.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def without_exchange(config: TrainConfig) -> TrainConfig:
 
 
 class Unexchanged(Strategy):
-    """The model alone, with the memory that DDP holds for the exchange: gradients that are views of its
-    buckets, or buckets beside the gradients.
+    """A strategy that exchanges nothing, and holds the memory that DDP holds for the exchange: gradients that
+    stay allocated as views of buckets, or buckets in addition to the gradients.
 
     Args:
         config: the settings, with the strategy.
@@ -54,15 +54,16 @@ class Unexchanged(Strategy):
 
 
 Note = Callable[[str, Iterable[Tensor] | None], None]
-"""Sets the category (one of nbgpu.engine.memory.allocations) of tensors, or with None of all other ones."""
+"""Sets the category (one of nbgpu.engine.memory.allocations) of tensors, or with None of all other
+tensors."""
 
 
 class DryRun:
     """The model, optimizer and discriminator of a run, as one rank has them.
 
     Args:
-        config: the result of `without_exchange`, or with a strategy the run's own; its `batch_size` is not
-            used.
+        config: the result of `without_exchange`, or if `spread` is given the run's settings. Its `batch_size`
+            is not used.
         device: the rank's device.
         recipe: the recipe of the settings.
         model, discriminator: used in place of those that would be built here.
@@ -87,17 +88,17 @@ class DryRun:
         self.model = model or models.build(config, self.recipe, device)[0]
         self._discriminator = discriminator or Discriminator.of(config, self.recipe, device)
         self.strategy = Unexchanged(config, self.model) if spread is None else spread(self.model)
-        holder = self.model
+        # The module whose parameters are this rank's part of the weights.
+        module = self.model
         if isinstance(self.strategy, FakeShards):
-            holder = nn.ParameterList(self.strategy.parameters)
-        self._parameters = list(holder.parameters())
-        # Groups of weights change no memory; those of FakeShards are no weights of the model.
-        self.optimizer = (
-            optimizers.make(config, self._parameters)
-            if isinstance(self.strategy, FakeShards)
-            else GroupedOptimizer(config, recipe, self.model).optimizer
-        )
-        self._average = Average(holder, config.ema_decay) if config.ema_decay else None
+            module = nn.ParameterList(self.strategy.parameters)
+            # Without the recipe's groups of weights, which change no memory, and to which shards do not
+            # belong.
+            self.optimizer = optimizers.make(config, module.parameters())
+        else:
+            self.optimizer = GroupedOptimizer(config, recipe, self.model).optimizer
+        self._parameters = list(module.parameters())
+        self._average = Average(module, config.ema_decay) if config.ema_decay else None
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._note(allocations.PARAMETERS, [own_part(p) for p in [*self._parameters, *self.model.buffers()]])
 
@@ -110,12 +111,12 @@ class DryRun:
             for _ in range(config.accumulate + num_waiting)
         ]
         self._note(allocations.BATCHES, [value for batch in batches for value in batch.values()])
-        # A run keeps these copies during each step, so that it can leave the step out.
+        # A run keeps these copies during each step, to restore them if the step is left out.
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         # A third micro-batch would need no more memory than two.
         num_taken = min(2, config.accumulate)
-        rival = self._discriminator
-        loss_of = self.recipe.loss if rival is None else rival.loss_of_model
+        discriminator = self._discriminator
+        loss_of = self.recipe.loss if discriminator is None else discriminator.loss_of_model
         for index, batch in enumerate(batches[:num_taken]):
             with self.strategy.exchange(index == num_taken - 1):
                 with precision.autocast(config, self._device):
@@ -123,30 +124,30 @@ class DryRun:
                 self._scaler.scale(loss / config.accumulate).backward()
             if isinstance(self.strategy, FakeShards):
                 self.strategy.backward_is_over()
-            if rival is not None:
-                rival.learn(self._scaler)
+            if discriminator is not None:
+                discriminator.learn(self._scaler)
         gradients = [own_part(p.grad) for p in self._parameters if p.grad is not None]
         self._note(allocations.GRADIENTS, gradients)
         del gradients
         self._scaler.unscale_(self.optimizer)
         clip(self._parameters, config)
         self._scaler.step(self.optimizer)
-        if rival is not None:
-            self._scaler.step(rival.optimizer)
+        if discriminator is not None:
+            self._scaler.step(discriminator.optimizer)
         self._scaler.update()
         if self._average is not None:
             self._average.update(0, torch.zeros((), dtype=torch.bool, device=self._device))
             self._note(allocations.AVERAGE, [own_part(tensor) for tensor in self._average.tensors])
         moments = optimizers.state_of(self.optimizer).tensors.values()
         self._note(allocations.OPTIMIZER, [own_part(moment) for moment in moments])
-        if rival is not None:
-            self._note(allocations.DISCRIMINATOR, rival.tensors)
+        if discriminator is not None:
+            self._note(allocations.DISCRIMINATOR, discriminator.tensors)
         self.zero_grad()
         del buffers
 
     def between_steps(self) -> None:
-        """Label the memory that has no label yet as DDP's buckets. Call between two steps, when all else is
-        freed or labelled."""
+        """Label the memory that has no category yet as DDP's buckets. Call between two steps, when all other
+        memory is freed or has a category."""
         if self._config.strategy == "ddp":
             self._note(allocations.BUCKETS, None)
 

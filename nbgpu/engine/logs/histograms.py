@@ -41,7 +41,7 @@ class Histograms:
 
     def take_new(self) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
         """Yield the values taken since the last call as (step, finite values by name)."""
-        # Nobody else takes from the queue.
+        # No other thread takes from the queue, so that it does not become empty between these two calls.
         while not self._taken.empty():
             yield self._taken.get()
 

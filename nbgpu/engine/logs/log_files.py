@@ -24,7 +24,8 @@ _PERIOD_S = 1.0
 _POLL_PERIOD_S = 0.02
 _PATIENCE_S = 5.0
 _PATIENCE_AFTER_FAILURE_S = 1.0
-"""Some ranks may never record their end. The notebook rewrites the files of a failed run."""
+"""Shorter, because some ranks of a failed run may never record their end, and the notebook rewrites its
+files."""
 
 
 class LogWriter:
@@ -43,7 +44,7 @@ class LogWriter:
         self._histograms = Histograms(config.histograms_every if config.tensorboard else 0)
         self._closing = threading.Event()
         self._patience_s = _PATIENCE_S
-        self._thread = threading.Thread(target=self._keep_safely, name="nbgpu-log-files", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="nbgpu-log-files", daemon=True)
         self._thread.start()
 
     def look_at(self, step: int, model: nn.Module) -> None:
@@ -60,13 +61,13 @@ class LogWriter:
         self._closing.set()
         self._thread.join()
 
-    def _keep_safely(self) -> None:
+    def _run(self) -> None:
         try:
-            self._keep()
+            self._update_until_closed()
         except Exception as error:  # noqa: BLE001 - training continues without logs, and a note says so
             self._recorder.event("note", f"the run's logs are not written any more: {error!r}")
 
-    def _keep(self) -> None:
+    def _update_until_closed(self) -> None:
         """Update the log files once a second until `close`, then wait a while for the last records of all
         ranks, and finish the files."""
         writer: MetricsWriter | None = None

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -22,8 +21,9 @@ _log = logging.getLogger("nbgpu.profiler")
 class Profiler:
     """Runs torch's profiler for the steps of one window, and does nothing in all others.
 
-    A problem with the profiler is reported, and does not end the run. A window is dropped that a failure
-    interrupts, because the steps after it are repeated and not typical, or that goes beyond the run's end.
+    A problem with the profiler is reported, and does not end the run. No trace is written if a failure
+    interrupts the window, because the steps after it are repeated and not typical, or if the run ends within
+    the window.
 
     Args:
         steps: the window, counted from 1.
@@ -57,7 +57,7 @@ class Profiler:
         self._part.__enter__()
 
     def close(self, step: int) -> None:
-        """Drop a window that the run has left after this step and before the window's last."""
+        """Drop the window if the run ends within it, after this step."""
         if self._running is not None:
             self._drop(f"after step {step}")
 
@@ -72,7 +72,8 @@ class Profiler:
         one."""
         if step == self._steps.start:
             self._start()
-        if self._running is None:  # it did not start
+        if self._running is None:
+            # The profiler did not start.
             yield
             return
         try:
@@ -123,13 +124,13 @@ class Profiler:
             running.stop()
             self._path.parent.mkdir(exist_ok=True)
             running.export_chrome_trace(str(self._path))
-            found = _read(self._path)
+            parts = _read(self._path)
         except (OSError, RuntimeError, ValueError) as error:
             self._tell("note", f"the profile of steps {first} to {last} was lost: {error}")
             return
-        text = f"steps {first} to {last}, {found.in_words()}"
-        detail: dict[str, Any] = {"steps": [first, last], "trace": f"{names.PROFILES}/{self._path.name}"}
-        self._tell("profile", text, **detail, **found.to_json())
+        text = f"steps {first} to {last}, {parts.in_words()}"
+        trace = f"{names.PROFILES}/{self._path.name}"
+        self._tell("profile", text, steps=[first, last], trace=trace, **parts.to_json())
 
 
 def _read(path: Path) -> Breakdown:

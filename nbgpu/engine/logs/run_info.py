@@ -36,12 +36,13 @@ def write(
         total_steps: the optimizer steps of the run.
         steps_per_epoch: the optimizer steps of one pass over the data.
         data: how the data reach the ranks, in a sentence each.
-        began: the (steps, epochs) done when epochs got this number of steps.
-        parameters: the numbers in the model's parameters; 0 if it is not built yet.
+        began: the (steps, epochs) done when this number of steps per epoch came into force.
+        parameters: the number of elements of the model's parameters; 0 if it is not built yet.
     """
     path = folder / names.INFO
     earlier = runs.read_info(folder) if path.exists() else None
-    # A run that goes back to a checkpoint repeats later sections.
+    # Sections of epochs with the same number of steps. Later ones are dropped after going back to a
+    # checkpoint.
     sections = [section for section in earlier.epochs_from if section[0] < began[0]] if earlier else []
     info = RunInfo(
         run_id=folder.name,

@@ -23,8 +23,8 @@ class TensorBoardLog:
 
     Args:
         folder: the run's folder.
-        known_step: the last step of an earlier log of this run that still counts; later steps in it are not
-            shown.
+        known_step: the step after which the run continues, 0 at its beginning; TensorBoard hides later steps
+            of an earlier log.
         histograms: the trainer's values of weights and gradients.
     """
 
@@ -38,8 +38,8 @@ class TensorBoardLog:
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """Write the values of steps and epochs, and the histograms that were copied since the last call."""
-        for step, of_step in steps_of(rows):
-            self._add(step_values(of_step), step, of_step[0].time_s)
+        for step, step_rows in steps_of(rows):
+            self._add(step_values(step_rows), step, step_rows[0].time_s)
         for epoch in epochs:
             self._add(epoch_values(epoch), epoch.last_step)
         for step, tensors in self._histograms.take_new():

@@ -1,8 +1,8 @@
 """Breaks down the time of a rank's steps, from the intervals of a profiler's trace.
 
 A moment of a step belongs to exactly one part, so that the parts add up to the step. On a CPU a moment
-belongs to the main thread's work, or to communication while that thread waits for the other ranks. On a GPU
-it belongs to the running kernel, and through the call that launched the kernel to a part of the step, or to
+belongs to the part in which the main thread is, or to communication while that thread waits for the other
+ranks. On a GPU a moment belongs to the part in which the host launched the running kernel, or to
 communication while only NCCL's kernels run. Communication that overlaps with computing costs the step
 nothing: it is hidden.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 Part = Literal["data", "agreement", "forward", "waiting", "backward", "optimizer", "other"]
@@ -54,17 +55,8 @@ class Breakdown:
 
     def in_words(self) -> str:
         """Return a text such as '42 ms a step: data 2.0 %, forward 31.0 %, ...'."""
-        shares = [
-            f"{name} {100 * seconds / self.step_s:.1f} %"
-            for name, seconds in (
-                ("data", self.data_s),
-                ("forward", self.forward_s),
-                ("backward", self.backward_s),
-                ("communication", self.communication_s),
-                ("optimizer", self.optimizer_s),
-                ("other", self.other_s),
-            )
-        ]
+        names = ("data", "forward", "backward", "communication", "optimizer", "other")
+        shares = [f"{name} {100 * getattr(self, f'{name}_s') / self.step_s:.1f} %" for name in names]
         hidden = f"beside it {100 * self.hidden_s / self.step_s:.1f} % of communication that is hidden"
         return f"{1000 * self.step_s:.1f} ms a step: {', '.join(shares)}; {hidden}"
 
@@ -92,7 +84,7 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     steps = union(ranges.pop("step"))
     parts = {name: union(intervals) for name, intervals in ranges.items()}
     on_gpu = [event for event in complete if event.get("cat") in _KERNELS]
-    # The moments of each part, and apart from them those of communication that is hidden.
+    # The intervals of each part, and those of hidden communication.
     if on_gpu:
         spent, hidden = _on_gpu(on_gpu, complete, parts, steps)
     else:
@@ -101,15 +93,11 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     mean_s = {name: total(intersect(moments, steps)) / num_steps / 1e6 for name, moments in spent.items()}
     step_s = total(steps) / num_steps / 1e6
     return Breakdown(
-        num_steps=num_steps,
-        step_s=step_s,
-        data_s=mean_s["data"],
-        forward_s=mean_s["forward"],
-        backward_s=mean_s["backward"],
-        communication_s=mean_s["communication"],
-        optimizer_s=mean_s["optimizer"],
+        num_steps,
+        step_s,
         other_s=max(step_s - sum(mean_s.values()), 0.0),
         hidden_s=total(intersect(hidden, steps)) / num_steps / 1e6,
+        **{f"{name}_s": seconds for name, seconds in mean_s.items()},
     )
 
 
@@ -126,13 +114,14 @@ def _on_cpu(
         steps: the steps.
 
     Returns:
-        (the intervals of each part, the hidden communication), in microseconds.
+        (the intervals of each part, those of hidden communication), in microseconds.
     """
     transfers = [_interval(e) for e in whole if e["name"].startswith("gloo:")]
     working = union(_interval(e) for e in whole if e.get("cat") == "cpu_op" and e["tid"] == thread)
     computed = union(moment for name in _COMPUTED for moment in parts.get(name, []))
-    # Between two operators of a part the thread waits for a transfer, if there is one; otherwise the time is
-    # Python's. The transfer of the agreement lasts for the whole forward pass, in which nothing waits for it.
+    # Between two operators of a part the thread waits for a transfer if one is under way; otherwise the time
+    # is Python's. Nothing waits for the transfer of the consensus message, which lasts for the whole forward
+    # pass.
     waited_for = union(_without_agreement(transfers, parts.get("agreement", [])))
     waiting = union([*parts.get("waiting", []), *intersect(subtract(waited_for, working), computed)])
     spent = {name: subtract(parts.get(name, []), waiting) for name in ("data", *_COMPUTED)}
@@ -140,8 +129,8 @@ def _on_cpu(
 
 
 def _without_agreement(transfers: Sequence[Interval], agreements: Intervals) -> Intervals:
-    """Return the transfers without those of the consensus message: the first one that begins after each
-    agreement, when no other transfer is under way."""
+    """Return the transfers without those of the consensus message. That is the first transfer to begin after
+    each agreement, when no other one is under way."""
     rest = sorted(transfers)
     for begun, _ in agreements:
         first = next((transfer for transfer in rest if transfer[0] >= begun), None)
@@ -173,11 +162,21 @@ def _on_gpu(
         for event in whole
         if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
     }
-    part_at = _Lookup(parts)
+    # The parts do not overlap, so that the last range that began before a launch is the only one it can be
+    # in.
+    ranges = sorted((*interval, name) for name, intervals in parts.items() for interval in intervals)
+
+    def find_part(moment: float | None) -> str:
+        """Return the part in which the host was at a moment; 'other' outside of all parts, and for None."""
+        if moment is None:
+            return "other"
+        index = bisect_right(ranges, moment, key=itemgetter(0)) - 1
+        return ranges[index][2] if index >= 0 and moment <= ranges[index][1] else "other"
+
     kernels: dict[str, Intervals] = {}
     for event in on_gpu:
         launched = launched_at.get(event.get("args", {}).get("correlation"))
-        name = "nccl" if "nccl" in event["name"].lower() else part_at(launched)
+        name = "nccl" if "nccl" in event["name"].lower() else find_part(launched)
         kernels.setdefault(name, []).append(_interval(event))
     transfers = union(kernels.pop("nccl", []))
     spent: dict[str, Intervals] = {}
@@ -187,32 +186,13 @@ def _on_gpu(
         spent[part] = subtract(union(kernels.pop(part, [])), busy)
         busy = union([*busy, *spent[part]])
     busy = union([*busy, *(moment for rest in kernels.values() for moment in rest)])
-    bare = subtract(transfers, busy)
+    exposed = subtract(transfers, busy)
     idle = subtract(steps, union([*busy, *transfers]))
     return {
         **{part: spent[part] for part in _COMPUTED},
         "data": union([*spent["data"], *intersect(idle, parts.get("data", []))]),
-        "communication": union([*bare, *intersect(idle, parts.get("waiting", []))]),
+        "communication": union([*exposed, *intersect(idle, parts.get("waiting", []))]),
     }, intersect(transfers, busy)
-
-
-class _Lookup:
-    """Finds the part to which a moment of the host belongs; the parts do not overlap."""
-
-    def __init__(self, parts: Mapping[str, Intervals]) -> None:
-        self._ranges = sorted(
-            (*interval, name) for name, intervals in parts.items() for interval in intervals
-        )
-        self._starts = [start for start, _, _ in self._ranges]
-
-    def __call__(self, moment: float | None) -> str:
-        """Return the part at a moment of the host; 'other' outside of all parts, and for None."""
-        if moment is None:
-            return "other"
-        place = bisect_right(self._starts, moment) - 1
-        if place < 0 or moment > self._ranges[place][1]:
-            return "other"
-        return self._ranges[place][2]
 
 
 def _interval(event: Mapping[str, Any]) -> Interval:

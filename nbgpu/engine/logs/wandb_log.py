@@ -1,7 +1,7 @@
 """A run's numbers in Weights & Biases, and the process that talks to it.
 
 The process is a separate one, `python -m nbgpu.engine.logs.wandb_log RUN_FOLDER`, because W&B starts threads
-and further processes, makes temporary folders and may wait for a network, none of which belongs in a rank. It
+and further processes, makes temporary folders and may wait for a network, which a rank should not do. It
 reads one JSON object a line, {"step": 7, "values": {...}}, and ends with its input.
 """
 
@@ -42,17 +42,17 @@ class WandBLog:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             text=True,
-            # The rank may be killed, and W&B writes what it was given only when it ends.
+            # W&B writes its files when it ends, so that the process must end by itself if the rank is killed.
             env=os.environ | {descendants.FINISHES_ALONE: "1"},
         )
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """Send the values of steps and epochs to W&B's process; RunError with its last output if it has
         ended."""
-        # With the time of the measurement; W&B would otherwise take the time of the call.
+        # Without the time of the measurement W&B would take the time of the call.
         by_step = {
-            step: {**step_values(of_step), "_timestamp": of_step[0].time_s}
-            for step, of_step in steps_of(rows)
+            step: {**step_values(step_rows), "_timestamp": step_rows[0].time_s}
+            for step, step_rows in steps_of(rows)
         }
         for epoch in epochs:
             by_step.setdefault(epoch.last_step, {}).update(epoch_values(epoch))
@@ -84,6 +84,7 @@ class WandBLog:
         self._errors.close()
 
     def _last_output(self) -> str:
+        """Return the last line that W&B's process has written to standard error; close the file."""
         with self._errors as file:
             file.seek(0)
             lines = [line.strip() for line in file if line.strip()]

@@ -27,10 +27,9 @@ CATEGORIES = (
     ACTIVATIONS,
     SCRATCH,
 )
-"""The uses of a training step's memory. `buckets`: those of DDP, if they are not the gradients
-themselves; `gathered`: the weights that FSDP has gathered, and the gradients that it is about to scatter;
-`batches`: the inputs, also those that wait; `scratch`: what a kernel frees before it ends; `activations`: all
-others."""
+"""The uses of a training step's memory. `buckets`: DDP's, if the gradients are not views of them; `gathered`:
+the weights that FSDP has gathered, and the gradients that it is about to scatter; `batches`: the inputs, with
+prefetched ones; `scratch`: memory that a kernel frees before it ends; `activations`: everything else."""
 
 
 @dataclass(eq=False)

@@ -1,16 +1,16 @@
-"""The memory of a training run: what it holds from step to step, what a step needs, and which batch size
-would have fitted.
+"""The memory of a training run: the part that it holds from step to step, the part that a step needs, and the
+batch size that would have fitted.
 
-Without a completed step the memory of a whole step has not been seen, and is worked out from shapes
-(engine/dry_run/fake_steps.py). In six runs under a limit of 1000 MiB all batch sizes named in this way
-trained; of those that were derived from the unfinished step four of six were too large.
+Before the first step is completed, the memory of a whole step is computed from shapes
+(engine/dry_run/fake_steps.py). In six runs under a limit of 1000 MiB all batch sizes that were suggested in
+this way trained; estimated from the unfinished step, four of six were too large.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from nbgpu.errors import ConfigError, OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
 SPARE_BYTES = 96 * 2**20
-"""The part of a CPU rank's memory that is kept free for a run's loggers and checkpoints, and for the kernels
-that oneDNN creates and keeps for each shape: steps that were tried leave some behind."""
+"""The memory of a CPU rank that is kept free for a run's loggers and checkpoints, and for the kernels that
+oneDNN creates and keeps for each shape, also for those of earlier tries."""
 _BESIDE_SHAPES = 0.3
-"""The memory of a step beside the tensors that have a shape, as a share of them: the kernels' scratch memory,
-and blocks that allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+"""The scratch memory of kernels and the blocks that allocators keep, as a share of the tensors' memory in a
+step. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,12 @@ class Static:
 
     @property
     def total_bytes(self) -> int:
-        model_bytes = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.average_bytes
-        return self.before_bytes + model_bytes + self.discriminator_bytes
+        return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)
 class Need:
-    """The memory that the steps of a run need, in bytes; only memory that follows from the shapes of tensors
-    is included."""
+    """The memory that the steps of a run need for tensors, computed from their shapes, in bytes."""
 
     fixed_bytes: int
     """The part that is independent of the batch size."""
@@ -95,9 +93,13 @@ class Need:
 
 def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:
     """Estimate the batch size that would have fitted: a sample needs (peak - static) / batch_size, and the
-    rest of the memory is available for samples.
+    memory besides the static one is available for samples.
 
     Args:
+        batch_size: the batch size that did not fit.
+        asked: the bytes that were requested last, and refused.
+        usage: the memory of this process.
+        static: the memory that the run holds from step to step.
         had_fitted: whether an earlier step had completed with this batch size. Otherwise a sample needs more
             than was observed, and at most half of the batch size is returned.
 
@@ -138,7 +140,7 @@ def explain_run(
     own_device = device
     device, asked = refused(error, own_device)
     if device != own_device:
-        # A rank that computes on a GPU has no memory of the host left: what a step takes there is not known.
+        # The rank computes on a GPU, and the host's memory ran out. The need of a step there is not known.
         static = None
     usage = Usage.of(device)
     # On the CPU `Usage` has the present value only; the peak is counted apart.
@@ -198,7 +200,7 @@ def advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str:
             "not even batch_size=1, by an estimate" if config.batch_size > 1 else "not even this one sample"
         )
         return f"would have fitted: {which}. Try {', or '.join(others)}"
-    # Rounded up: at least as many samples go into a step as before.
+    # Rounded up, so that a step has at least as many samples as before.
     accumulate = -(-config.batch_size * config.accumulate // fits)
     as_many = (
         f"; with accumulate={accumulate} about as many samples go into a step"
@@ -228,9 +230,9 @@ def _place(error: BaseException) -> str:
     """Return the place in the recipe, or in the person's own code that it calls, where the memory was
     requested."""
     places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [
+    outside_libraries = [
         f", in {code.co_name} ({Path(code.co_filename).name}, line {line})"
         for code, line in places
         if not is_library(code.co_filename) or is_ours(code.co_filename)
     ]
-    return own[-1] if own else ""
+    return outside_libraries[-1] if outside_libraries else ""

@@ -1,4 +1,4 @@
-"""Advice where /dev/shm is full, through which worker processes of torch's DataLoader send tensors."""
+"""Advice for when /dev/shm is full: worker processes of torch's DataLoader send tensors through it."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ training step on the CPU frees its activations and the next step allocates as mu
 hands out fresh pages, and fills them with zeros. That took 11 % of a step's CPU time with an autoencoder on
 patches of 32^3 voxels, and 45 % on 64^3.
 
-Other C libraries have no such calls. There nothing changes; nor does it in a thread that was once refused
-memory, because glibc then continues with another heap, to which these settings do not apply.
+Other C libraries have no such calls, and nothing changes with them. Nor does it in a thread that was once
+refused memory: glibc then continues with another heap, to which these settings do not apply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 """Constants of malloc.h."""
 _MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20
-"""The value to which glibc's own threshold rises as large pieces are freed; that for trimming is then twice
+"""The highest value to which glibc raises its threshold by itself; the threshold for trimming is then twice
 as high."""
 _DEFAULT_MMAP_MAX = 65536
 _LARGEST_KEPT_BYTES = 2**18

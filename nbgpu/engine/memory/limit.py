@@ -33,7 +33,8 @@ _KEEP_PERIOD_S = 0.1
 _lock = threading.Lock()
 _keeper: threading.Thread | None = None
 _beyond_bytes: int | None = None
-"""How much more than the limit the process may take now, negative for less; None removes the limit."""
+"""The bytes that the process may take now beyond its limit, or below it if negative; None removes the
+limit."""
 _num_threads = 0
 """The number of threads when the limit was set."""
 _gpu_limit_bytes: int | None = None
@@ -73,8 +74,9 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
             f"memory_limit = {in_words(limit_bytes)} is less than a CPU rank has when it has just started, "
             f"{in_words(resident_bytes)} for Python and torch. Give more"
         )
-    # The kernel counts reserved memory, which is more than resident memory, such as the stacks of threads.
-    # Memory that is reserved but not used now does not count against the rank.
+    # The kernel counts reserved memory, which is more than resident memory, for example by the stacks of
+    # threads. The difference at this moment is added to the limit, so that it does not count against the
+    # rank.
     global _most_data_bytes, _num_threads
     # The kernel still counts freed memory that the C library keeps.
     heap.keep_little()
@@ -85,7 +87,7 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
 
 @contextmanager
 def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
-    """Bound a CPU rank that has no limit of its own, inside the context."""
+    """Enforce a limit on a CPU rank that has none, inside the context."""
     global _most_data_bytes
     enforce(limit_bytes, torch.device("cpu"))
     try:
@@ -96,8 +98,7 @@ def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
 
 
 def tighten(spare_bytes: int = 0) -> None:
-    """Restore the limit as it was given, or with `spare_bytes` in reserve below it. Call before a person's
-    code runs."""
+    """Restore the limit after `lifted`, or set it `spare_bytes` lower. Call before a person's code runs."""
     if _most_data_bytes is not None:
         _allow_beyond(-spare_bytes)
 
@@ -106,8 +107,8 @@ def tighten(spare_bytes: int = 0) -> None:
 def lifted() -> Iterator[None]:
     """Lift the limit of a CPU rank inside the context; do nothing on a rank that has none, as on a GPU.
 
-    Afterwards a reserve beyond the limit is allowed until `tighten` is called. It lets a rank that is at its
-    limit describe a failure and send it to the client.
+    Afterwards the rank may take a reserve beyond its limit until `tighten` is called, so that a rank at its
+    limit can describe a failure and send it to the client.
     """
     if _most_data_bytes is None:
         yield
@@ -184,9 +185,9 @@ def _threads() -> int:
 
 
 def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None, f"Linux counts {name} of every process"
-    return int(found[1])
+    match = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None, f"Linux counts {name} of every process"
+    return int(match[1])
 
 
 @contextmanager

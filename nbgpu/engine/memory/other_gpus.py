@@ -1,7 +1,7 @@
-"""Say once that a rank has tensors on another rank's GPU.
+"""Warns once if a rank has tensors on another rank's GPU.
 
-A bare `.cuda(0)`, or `torch.load` of what another GPU has written, puts them there without an error, and the
-memory of one rank's GPU fills up with those of all.
+A bare `.cuda(0)`, or `torch.load` of a file written on another GPU, puts them there without an error, and the
+memory of one rank's GPU fills up with the tensors of all ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures the memory of the tensors in a block of code, with torch's profiler.
 
-The profiler records every allocation and free of a device's allocator, also the scratch memory of kernels.
-Memory that does not come from the allocator is missing, such as the kernels that oneDNN compiles and the
-buffers of gloo and NCCL, and so is memory that the allocator keeps cached.
+The profiler records every allocation and free of a device's allocator, also the scratch memory of kernels. It
+does not see memory from elsewhere, such as the kernels that oneDNN compiles and the buffers of gloo and NCCL,
+nor memory that the allocator keeps cached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemoryTrace:
 
     log: AllocationLog = field(default_factory=AllocationLog)
     marks: list[tuple[str, tuple[int, ...] | None]] = field(default_factory=list)
-    """(category, addresses of its storages; None for all others) in the order of the calls of `note`."""
+    """For each call of `note` (category, addresses of the tensors' storages or None), in order."""
 
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
         """Set the category of these tensors, or with None of all other live tensors."""
@@ -115,8 +115,8 @@ def _with_missed_frees(
 ) -> Iterator[tuple[float, int, int]]:
     """Yield (time, address, bytes) of the profiler's memory events; a free has negative bytes.
 
-    FSDP's thread allocates the copies that gloo sends, and gloo's threads, which the profiler does not see,
-    free them. So a piece that was allocated during FSDP's communication, and whose free is missing, counts as
+    The frees of the copies that gloo sends for FSDP are missing, because gloo's threads free them, which the
+    profiler does not see. So memory that was allocated during FSDP's communication and never freed counts as
     freed at the end of that communication.
     """
     allocated: dict[int, float] = {}
@@ -126,8 +126,8 @@ def _with_missed_frees(
         allocated_us = allocated.pop(address, None)
         if num_bytes > 0:
             if allocated_us is not None:
-                # If the address was allocated again before the end of the communication, there is no free to
-                # add: the log ends the old piece by itself, and a free at that end would hit the new one.
+                # The address is allocated again: add the missed free only if it was before now. Otherwise the
+                # log frees the old allocation by itself, and a later free would hit the new one.
                 missed = _at_end_of_exchange(allocated_us, address, gathering)
                 yield from (free for free in missed if free[0] < at_us)
             allocated[address] = at_us

@@ -27,7 +27,7 @@ from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.errors import NbgpuError
 from nbgpu.text.sizes import UNITS, in_words
 
-_WORDS_OF_OTHER_TYPES = (
+_MESSAGES_OF_OTHER_TYPES = (
     "DefaultCPUAllocator: can't allocate memory",
     "std::bad_alloc",
     "CUDA error: out of memory",
@@ -39,14 +39,14 @@ _WORDS_OF_OTHER_TYPES = (
 type of their own for it."""
 
 _ONEDNN = "could not create a primitive"
-"""The whole message of oneDNN when it gets no memory for a kernel. If more words follow, the kernel does not
-exist."""
+"""The whole message of oneDNN when it gets no memory for a kernel. If more words follow, oneDNN has no kernel
+for the operation."""
 
 _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 
 _NUM_ITEMS_SEEN = 10_000
-"""The number of items of a container that are examined: a list of a million numbers must not hold up the
-message."""
+"""The number of items of a container that are examined, so that a list of a million numbers does not delay
+the message."""
 
 
 _NOTE_ON_ONEDNN = (
@@ -54,7 +54,7 @@ _NOTE_ON_ONEDNN = (
     "from now on, several times slower. A new process has it again, without the rank's variables: %nbgpu restart --rank {rank}"
 )
 _widths = itertools.count(1013)
-"""A convolution of a width that was there before would find its kernel made."""
+"""Widths for trial convolutions. Each is used once, because oneDNN has kept the kernels of earlier shapes."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ def lacked_a_kernel(error: BaseException) -> bool:
 def _root(error: BaseException | None) -> BaseException | None:
     """Return the exception that says that there is no more memory, in a chain of `raise ... from`, such as
     those in which MONAI wraps the exceptions of transforms; None if there is none."""
-    # An error of nbgpu's own may quote the error of another rank.
+    # Errors of nbgpu are left out, because they may quote the error of another rank.
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return error
         if isinstance(error, RuntimeError) and (
-            str(error) == _ONEDNN or any(words in str(error) for words in _WORDS_OF_OTHER_TYPES)
+            str(error) == _ONEDNN or any(part in str(error) for part in _MESSAGES_OF_OTHER_TYPES)
         ):
             return error
         error = error.__cause__
@@ -176,8 +176,8 @@ def _is_of_gpu(root: BaseException) -> bool:
 def asked_bytes(message: str) -> int:
     """Return the bytes requested, parsed from the message of torch or numpy; 0 if the message has no such
     number."""
-    found = _ASKED.search(message)
-    return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
+    match = _ASKED.search(message)
+    return round(float(match["number"]) * 1024 ** UNITS.index(match["unit"])) if match else 0
 
 
 # ---- a cell --------------------------------------------------------------------------------------------
@@ -196,18 +196,18 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
         (the name with a description of the value, its bytes) for each value that holds any.
     """
     seen: set[int] = set()
-    found = []
+    holders = []
     for name, value in named:
-        parts = [part for part in parts_in(value, depth=3) if _is_on(part, device)]
+        parts = [part for part in parts_in(value, depth=3) if _occupies(part, device)]
         num_bytes = 0
         for part in parts:
-            start, size = _memory_of(part)
+            start, size = _address_and_bytes(part)
             if start not in seen:
                 seen.add(start)
                 num_bytes += size
         if num_bytes:
-            found.append((f"{name}: {_described(value, len(parts))}", num_bytes))
-    return sorted(found, key=lambda entry: -entry[1])
+            holders.append((f"{name}: {_described(value, len(parts))}", num_bytes))
+    return sorted(holders, key=lambda entry: -entry[1])
 
 
 def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
@@ -235,7 +235,7 @@ def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
             yield from parts_in(item, depth - 1)
 
 
-def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
+def _occupies(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
     """Return whether a tensor or array is in the memory of a device; sparse tensors have no storage to look
     at."""
     if isinstance(part, np.ndarray):
@@ -244,7 +244,7 @@ def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
     return same_kind and (device.index is None or part.device.index == device.index)
 
 
-def _memory_of(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+def _address_and_bytes(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
     """Return (address, bytes) of the whole memory that a tensor, or a view of one, keeps alive."""
     if isinstance(part, Tensor):
         storage = part.untyped_storage()
@@ -268,26 +268,26 @@ def let_go(error: BaseException | None) -> None:
     """Free the tensors that an error keeps alive: the local variables of the functions in its traceback, and
     the activations of a backward pass that it cut off.
 
-    A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
-    a few more.
+    A traceback keeps the frames of its functions alive. Python keeps the last traceback in
+    `sys.last_traceback`, and IPython a few more.
     """
     for raised in chain_of(error):
         for frame, _ in traceback.walk_tb(raised.__traceback__):
             # Frames that are still running cannot be cleared, and need not be.
             if clear(frame):
-                # Up to Python 3.12 a frame keeps a copy of its locals once they were read, and updates it at
-                # each read.
+                # Up to Python 3.12 a frame has a copy of its locals once they were read. Reading them again
+                # updates the copy, which frees the old values.
                 _ = frame.f_locals
     _empty_autograd_queue()
 
 
 def _empty_autograd_queue() -> None:
-    """Drop the nodes that a failed backward pass had yet to visit, and with them the activations that they
-    have saved.
+    """Drop the nodes that a failed backward pass did not reach, and with them the activations that they have
+    saved.
 
-    On the CPU autograd keeps these nodes in a queue of the thread, and drops them when the thread's next
-    backward pass begins. A step that has no room beside them fails in its forward pass, and never reaches a
-    backward pass.
+    On the CPU autograd keeps these nodes in a queue of the thread until the thread's next backward pass
+    begins. A training step for which the memory is then too small would fail in its forward pass each time,
+    so a tiny backward pass is done here.
     """
     with torch.inference_mode(False):
         torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).backward()

@@ -13,9 +13,10 @@ from nbgpu.machine.signals import uninterrupted
 
 
 class Average:
-    """The average of a model's weights over the steps, divided over the ranks as the model is.
+    """The average of a model's weights over the steps, sharded over the ranks as the model is.
 
-    Buffers are not averaged: the averaged weights are used with the model's own, as in torch.optim.swa_utils.
+    Buffers are not averaged: the averaged weights are used with the model's buffers, as in
+    torch.optim.swa_utils.
 
     Args:
         model: the model on the device, sharded if the strategy shards it. The average begins with its
@@ -38,7 +39,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int, left_out: Tensor) -> None:
-        """Move the average towards the weights of the step; leave each bit as it is if the step was left out.
+        """Move the average towards the weights of the step; change nothing if the step was left out.
 
         torch's own `get_ema_multi_avg_fn` takes the decay as a number. Whether a step is left out for NaN is
         only known on the device, and reading it would delay every step.
@@ -63,16 +64,16 @@ class Average:
             self.out_of_the_model()
 
     def out_of_the_model(self) -> None:
-        """Swap the model's own weights back, if the averaged ones are in the model."""
+        """Swap the trained weights back, if the averaged ones are in the model."""
         self._exchange(False)
 
     @torch.no_grad()
     def _exchange(self, into_the_model: bool) -> None:
-        """Swap the averaged weights with those of the model, unless they are where they should be. The swap
-        needs memory for one weight only."""
+        """Swap the averaged weights into the model or the trained ones back, unless that has been done. The
+        swap needs memory for one weight only."""
         if self._in_the_model == into_the_model:
             return
-        # An interrupt halfway would leave a model with a mixture of both.
+        # An interrupt halfway would leave a model with some weights of each kind.
         with uninterrupted():
             for average, weight in zip(self.tensors, self._weights, strict=True):
                 kept = own_part(weight).clone()

@@ -1,8 +1,8 @@
-"""How DDP's buckets of gradients travel: as they are, in 16 bits, or compressed by PowerSGD.
+"""Communication hooks of DDP: buckets of gradients travel unchanged, in 16 bits, or compressed by PowerSGD.
 
-DDP always gets a hook in Python, although torch has one of its own for buckets that travel as they are. The
-collectives of a Python hook are those of `torch.distributed`, so that their times can be noted and a slower
-link can be simulated.
+DDP always gets a hook in Python, although torch needs none for buckets that travel unchanged. A Python hook
+calls the collectives of `torch.distributed`, so that their times can be recorded and a slower link can be
+simulated.
 """
 
 from __future__ import annotations

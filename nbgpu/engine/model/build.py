@@ -77,26 +77,26 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             )
         # In fp16 the sum over a volume overflows, and in bf16 it has three digits. torch's own layer computes
         # in float32 too.
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        wide = precision.at_least_float32(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1, *[1] * (input.dim() - 2)]
         count = wide.new_tensor([input.numel() / input.shape[1]])
         sums = _sum_over_ranks(torch.cat([wide.sum(axes), count]))
         total = sums[-1]
         mean = sums[:-1] / total
-        # In a second pass, because the mean of the squares minus the square of the mean loses most of its
-        # digits.
+        # The variance in a second pass, because the mean of the squares minus the square of the mean loses
+        # most of its digits.
         centred = wide - mean.view(shape)
         variance = _sum_over_ranks(centred.square().sum(axes)) / total
         if self.training and self.running_mean is not None:
-            self._follow(mean.detach(), variance.detach(), total.detach())
+            self._update_running_statistics(mean.detach(), variance.detach(), total.detach())
         normalised = centred * (variance.view(shape) + self.eps).rsqrt()
         if self.weight is not None:
             normalised = normalised * self.weight.view(shape) + self.bias.view(shape)
         return normalised.to(input.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
+    def _update_running_statistics(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
         """Update the running statistics as torch does, with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -108,25 +108,26 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """An all_reduce with a gradient: the sum on every rank depends on every rank's input, so the gradients
-    are summed over the ranks, too."""
+    """An all_reduce with a gradient: the sum on every rank depends on this rank's tensor, so the gradients of
+    all ranks are summed, too."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
-        """Sum a tensor over the ranks."""
-        total = own.clone()
-        with for_statistics.noted():
-            dist.all_reduce(total)
-        return total
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return _all_reduced(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Sum the gradient over the ranks: the loss of every rank depends on this rank's input."""
-        total = gradients[0].contiguous().clone()
-        with for_statistics.noted():
-            dist.all_reduce(total)
-        return total
+        return _all_reduced(gradients[0])
 
 
-def _sum_over_ranks(own: Tensor) -> Tensor:
-    return cast(Tensor, _SumOverRanks.apply(own))  # type: ignore[no-untyped-call]
+def _all_reduced(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over the ranks; record how long this rank waits for it."""
+    total = tensor.contiguous().clone()
+    with for_statistics.noted():
+        dist.all_reduce(total)
+    return total
+
+
+def _sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over the ranks, with a gradient."""
+    return cast(Tensor, _SumOverRanks.apply(tensor))  # type: ignore[no-untyped-call]

@@ -1,4 +1,5 @@
-"""The second network of an adversarial recipe, which is trained with the model and is whole on every rank."""
+"""The discriminator of an adversarial recipe, which is trained with the model and replicated on every
+rank."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from nbgpu.engine.workload.recipe import Adversarial, Recipe
 class Discriminator:
     """A discriminator with its optimizer, the same on every rank.
 
-    It is no DDP object: its gradient is reduced over the ranks once a step, in one piece, after all
-    micro-batches. A NaN on one rank reaches all ranks with it, as with the model's gradient.
+    It is no DDP object: one all_reduce per step averages its whole gradient, after all micro-batches. A NaN
+    on one rank reaches all ranks with it, as with the model's gradient.
 
     Args:
         config: the settings; optimizer and clipping are those of the model.
@@ -74,8 +75,8 @@ class Discriminator:
         return [*parameters, *(p.grad for p in parameters if p.grad is not None), *moments]
 
     def loss_of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the terms of the model's loss for a micro-batch. Keep what the discriminator saw: the next
-        call of `learn` takes it for the discriminator's own loss."""
+        """Return the terms of the model's loss for a micro-batch. The discriminator's input is kept: the next
+        call of `learn` computes the discriminator's loss of it."""
         # The model's loss must add nothing to the gradient of the discriminator's weights. Weights that the
         # recipe has frozen stay frozen afterwards.
         trained = [weight for weight in self.network.parameters() if weight.requires_grad]
@@ -107,7 +108,7 @@ class Discriminator:
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         if (world_size := dist.get_world_size()) > 1:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
-            with nullcontext() if transfers is None else transfers.waited_for(flat):
+            with nullcontext() if transfers is None else transfers.recording_wait(flat):
                 dist.all_reduce(flat)
             flat /= world_size
             parts = torch.split(flat, [gradient.numel() for gradient in gradients])
@@ -139,5 +140,5 @@ class Discriminator:
             part, _, rest = name.partition(".")
             named[part][rest] = tensor
         self.network.load_state_dict(named["model"])
-        own = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
-        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, own))
+        new_groups = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
+        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, new_groups))

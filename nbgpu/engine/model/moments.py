@@ -1,4 +1,4 @@
-"""Moments in a device's work, noted without waiting for the device."""
+"""Time stamps in the work of a device, taken without waiting for the device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 class Moment:
-    """A moment in the device's work: on a GPU a CUDA event, which the device passes later than the host notes
-    it.
+    """A time stamp in the device's work: on a GPU a CUDA event, which the device passes later than the host
+    records it.
 
     Args:
         device: the rank's device.
@@ -43,17 +43,16 @@ class Moment:
         """Return the time of this moment by the host's monotonic clock, in seconds; the device has passed it.
 
         Args:
-            anchor: an earlier moment to which the device came as soon as it was noted.
+            anchor: an earlier moment that the device passed as soon as the host recorded it (`Anchors`).
         """
         return anchor.host_s + anchor.seconds_until(self)
 
 
 class Anchors:
-    """Records moments on an idle stream, which the device passes at once, whatever work it has on other
-    streams.
+    """Records moments that connect the clock of a GPU with that of the host.
 
-    They connect the clock of a GPU with that of the host: an event on a stream without other work is passed
-    within some microseconds.
+    They are events on a stream without other work, which the device passes within some microseconds, whatever
+    work it has on other streams.
 
     Args:
         device: the rank's device.
@@ -64,6 +63,7 @@ class Anchors:
         self._idle: torch.cuda.Stream | None = None
 
     def note(self) -> Moment:
+        """Record such a moment now."""
         if self.device.type == "cuda" and self._idle is None:
             self._idle = torch.cuda.Stream(self.device, priority=-1)
         return Moment(self.device, self._idle)

@@ -1,8 +1,8 @@
-"""The optimizer of a model whose weights may learn at different rates, and its state by the model's weights.
+"""The optimizer of a model whose weights may learn at different rates, and its state for checkpoints.
 
-Every parameter group of the optimizer has, beside torch's own settings, a `name` and the `lr_factor` by which
-the rate of a step is multiplied. In a checkpoint the state is by the place of a weight in the model and not
-in the groups, so that a run can go on with other groups.
+Every parameter group of the optimizer has, in addition to torch's settings, a `name` and the `lr_factor` by
+which the rate of a step is multiplied. A checkpoint names the state of a weight by the weight's position in
+`model.parameters()` and not in the groups, so that a run can continue with other groups.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class GroupedOptimizer:
 
     def __init__(self, config: TrainConfig, recipe: Recipe, model: nn.Module) -> None:
         groups = groups_of(config, recipe, model)
-        own = recipe.optimizer(groups) if isinstance(recipe, Optimizing) else None
-        self._is_own = own is not None
-        self.optimizer: Optimizer = optimizers.make(config, groups) if own is None else own
+        from_recipe = recipe.optimizer(groups) if isinstance(recipe, Optimizing) else None
+        self._is_own = from_recipe is not None
+        """Whether the recipe has brought the optimizer."""
+        self.optimizer: Optimizer = optimizers.make(config, groups) if from_recipe is None else from_recipe
         optimizers.fill_momentum(self.optimizer)
         self._can_be_saved = not self._is_own
         # Recorded now, because fsdp replaces the weights while it gathers them.
@@ -77,15 +78,15 @@ class GroupedOptimizer:
 
     def rates(self, lr: float) -> dict[str, float]:
         """Return the rates to record of a step: `lr`, and that of each group with a factor other than 1."""
-        own = {
+        others = {
             f"{LR_OF}{group['name']}": lr * group["lr_factor"]
             for group in self.optimizer.param_groups
             if group["lr_factor"] != 1
         }
-        return {"lr": lr, **own}
+        return {"lr": lr, **others}
 
     def in_words(self) -> list[str]:
-        """Return notes about groups that do not learn at the run's rate."""
+        """Return a note about the groups that do not learn at the run's rate, in a list; empty if all do."""
         factors = [
             f"{group['name']} at {group['lr_factor']:g} times it ({LR_OF}{group['name']})"
             for group in self.optimizer.param_groups
@@ -94,14 +95,14 @@ class GroupedOptimizer:
         if not factors:
             return []
         others = [group["name"] for group in self.optimizer.param_groups if group["lr_factor"] == 1]
-        whose = f"that of {', '.join(others)}" if others else "that of no group"
-        return [f"the learning rate shown as lr is {whose}; {', '.join(factors)}"]
+        groups = f"that of {', '.join(others)}" if others else "that of no group"
+        return [f"the learning rate shown as lr is {groups}; {', '.join(factors)}"]
 
     def follow(self, config: TrainConfig, recipe: Recipe, model: nn.Module) -> None:
         """Continue with the factors and the weight decay of other settings."""
         groups = groups_of(config, recipe, model)
-        ours = [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
-        if ours != [[id(p) for p in group["params"]] for group in groups]:
+        present = [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
+        if present != [[id(p) for p in group["params"]] for group in groups]:
             raise ConfigError(
                 "the recipe's parameter groups are others with the new settings: their weights must stay the same during a run"
             )
@@ -145,27 +146,28 @@ class GroupedOptimizer:
         kind = type(self.optimizer).__name__
         if (other := about["optimizer_class"]) != kind:
             raise ValueError(f"its optimizer is {other}, and this run's is {kind}")
-        own = self.optimizer.state_dict()["param_groups"]
-        # An optimizer of the settings takes all but the rate from this run. One of the recipe may keep more
-        # in its groups, such as a count of steps, which the checkpoint knows.
-        groups, theirs = own, about["optimizer"]
-        if len(theirs) == len(own):
+        groups = self.optimizer.state_dict()["param_groups"]
+        stored = about["optimizer"]
+        if len(stored) == len(groups):
+            # An optimizer of the settings takes only the rate from the state. One of the recipe may keep more
+            # in its groups, such as a count of steps.
             taken = [
                 {name: value for name, value in group.items() if name not in _OF_THIS_RUN}
                 if self._is_own
                 else {"lr": group["lr"]}
-                for group in theirs
+                for group in stored
             ]
-            groups = [{**group, **new} for group, new in zip(own, taken, strict=True)]
+            groups = [{**group, **new} for group, new in zip(groups, taken, strict=True)]
         elif self._is_own:
             raise ValueError(
-                f"its optimizer has {len(theirs)} parameter groups, and this run's has {len(own)}"
+                f"its optimizer has {len(stored)} parameter groups, and this run's has {len(groups)}"
             )
-        index_of = {place: index for index, place in enumerate(self._places)}
+        index_by_place = {place: index for index, place in enumerate(self._places)}
 
         def by_index(key: str) -> str:
+            """Replace the weight's position in the model by its number in the optimizer."""
             place, _, name = key.partition(".")
-            return f"{index_of[int(place)]}.{name}"
+            return f"{index_by_place[int(place)]}.{name}"
 
         state = OptimizerState(
             {by_index(key): tensor for key, tensor in tensors.items()},

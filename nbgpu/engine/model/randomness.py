@@ -89,12 +89,12 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a micro-batch stands among the samples of an optimizer step."""
+    """The position of a micro-batch among the samples of an optimizer step."""
 
     seed: tuple[int, ...]
-    """The same for all samples of the step, on every rank, and different for each step."""
+    """The seed of the step: the same on every rank, and different for each step."""
     first_sample: int
-    """The number of its first sample: those of all ranks and micro-batches are counted through."""
+    """The number of the micro-batch's first sample, counted over all ranks and micro-batches of the step."""
 
 
 _place: Place | None = None
@@ -102,7 +102,7 @@ _place: Place | None = None
 
 @contextmanager
 def at(place: Place) -> Iterator[None]:
-    """Have `place` return this position within the block."""
+    """Let `place` return this position within the block."""
     global _place
     before, _place = _place, place
     try:
@@ -112,15 +112,17 @@ def at(place: Place) -> Iterator[None]:
 
 
 def place() -> Place:
-    """Return the position of the micro-batch that is being computed among the samples of its step, so that a
-    recipe can draw numbers that belong to samples of several ranks without an exchange. Outside of a run the
-    position is 0, with a seed from Python's generator: a number that torch draws has no value where memory is
-    estimated on shapes alone."""
+    """Return the position of the present micro-batch among the samples of its step, so that a recipe can draw
+    the same numbers for a sample on every rank without an exchange.
+
+    Outside of a run the position is 0, with a random seed. The seed is not drawn by torch, whose numbers have
+    no value while memory is estimated from shapes alone.
+    """
     return _place or Place((random.getrandbits(62),), 0)
 
 
 @contextmanager
-def of_run(config: TrainConfig) -> Iterator[None]:
+def seeded_run(config: TrainConfig) -> Iterator[None]:
     """Give a run seeded generators and its number of threads, and restore those of the cells at the end.
 
     The trainer seeds torch's generators, with which it draws the weights.

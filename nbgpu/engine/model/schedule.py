@@ -46,11 +46,11 @@ class LearningRate:
 
     def at(self, step: int) -> float:
         """Return the rate of a step, counted from 0."""
-        if (factor := self._own_factor(step)) is not None:
+        if self._own is not None and (factor := self._own.schedule(step, self._total_steps)) is not None:
             return self.peak * factor
         after_warmup = step - self.num_warmup_steps
         if after_warmup < 0:
-            # From step 0 on above zero: a step with the rate 0 would change nothing.
+            # Step 0 has a rate above zero: with the rate 0 it would change nothing.
             return self.peak * (step + 1) / self.num_warmup_steps
         floor = min(self._config.min_lr, self.peak)
         match self._config.schedule:
@@ -73,10 +73,6 @@ class LearningRate:
             for step in (*range(0, self._total_steps, every), self._total_steps - 1):
                 self._own.schedule(step, self._total_steps)
 
-    def _own_factor(self, step: int) -> float | None:
-        """Return the factor of the recipe's own schedule; None if it has none."""
-        return self._own.schedule(step, self._total_steps) if self._own is not None else None
-
     def validated(self, loss: float) -> bool:
         """Record a validation loss, the same on every rank; return whether the rate falls because of it."""
         if self._config.schedule != "plateau":
@@ -92,7 +88,7 @@ class LearningRate:
         return True
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `at` depends on beside the settings and the step, as JSON."""
+        """Return as JSON the state of 'plateau', on which `at` depends in addition to the step."""
         best = None if math.isinf(self._best) else self._best
         return {"num_decays": self._num_decays, "best": best, "num_worse": self._num_worse}
 

@@ -76,25 +76,24 @@ class State:
             "scaler": self.scaler.state_dict(),
         }
         if self.discriminator is not None:
-            own, about["discriminator"] = self.discriminator.parts()
-            tensors |= {f"discriminator.{name}": tensor for name, tensor in own.items()}
+            part, about["discriminator"] = self.discriminator.parts()
+            tensors |= {f"discriminator.{name}": tensor for name, tensor in part.items()}
         return tensors, about
 
     def load(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Load the result of `parts` from this or another rank, with whole tensors; every rank loads the
-        same.
+        """Load the result of `parts` of this or another rank, with whole tensors; every rank loads the same.
 
-        Each tensor is asked for once, when its place is known, so that tensors which come from a file need
-        not be in memory together. Learning rate and weight decay come from this run's settings, not from the
-        other run's state. If the other run had no average, this one begins with its weights; a discriminator
-        that it lacked keeps its initial weights.
+        Each tensor is looked up once, and sharded before the next one, so that tensors which come from a file
+        need not be in memory together. Learning rate and weight decay come from this run's settings, not from
+        the state. If the state has no average, the average begins with the weights; if it has no
+        discriminator, this run's keeps its initial weights.
         """
-        own = self.model.state_dict()
-        of_model = _Part("model", tensors)
+        present = self.model.state_dict()
+        weights = _Part("model", tensors)
         self.model.load_state_dict(
-            {name: shared_out(t, own[name]) if name in own else t for name, t in of_model.items()}
+            {name: shared_out(t, present[name]) if name in present else t for name, t in weights.items()}
         )
-        # The moments that the optimizer has would otherwise be held beside the new ones.
+        # Freed first, because the optimizer's present moments would take memory in addition to the new ones.
         self.optimizer.state.clear()
         parameters = self.grouped.parameters
         moments = {
@@ -103,11 +102,11 @@ class State:
         }
         self.grouped.load_state(moments, about)
         if self.average is not None:
-            self.average.load_state_dict(_Part("average", tensors) or of_model)
-        if self.discriminator is not None and (of_discriminator := _Part("discriminator", tensors)):
-            self.discriminator.load(of_discriminator, about["discriminator"])
+            self.average.load_state_dict(_Part("average", tensors) or weights)
+        if self.discriminator is not None and (part := _Part("discriminator", tensors)):
+            self.discriminator.load(part, about["discriminator"])
         self.learning_rate.load_state(about["schedule"])
-        # Empty if the other run had no scaler: then this one keeps its initial state.
+        # A scaler's state is empty if it was not enabled: then this run's keeps its initial state.
         self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())
 
 

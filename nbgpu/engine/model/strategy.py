@@ -1,7 +1,7 @@
 """How the model is distributed over the ranks: replicated (ddp), sharded (fsdp), or on a single rank.
 
-With every strategy the trainer has a model to call, a way to postpone the exchange between micro-batches, and
-tensors that can be gathered for a checkpoint. A checkpoint of one strategy fits all others.
+Every strategy gives the trainer a module to call, and exchanges the gradients of several micro-batches at
+once. A checkpoint has whole tensors, and so fits every strategy.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 Result = TypeVar("Result")
 
 _NOTHING = -1
+"""The message of a rank that needs no block, in place of a block's number."""
 
 _POSITIONS = re.compile(r"indices which did not receive grad for rank \d+: ([\d ]+)")
 """The part of DDP's error message that lists the positions of the weights without a gradient. With
@@ -57,14 +58,14 @@ class Strategy:
     survives = True
     """Whether a replaced rank can get its part of the model from another rank."""
     transfers: Transfers | None = None
-    """Notes when gradients travel; None where they do not, or not beside the computation of others."""
+    """Records when gradients travel; None if they do not (one rank), or not in DDP's buckets (fsdp)."""
     bucket_order: Sequence[int] = ()
-    """The final order of the parameters in DDP's buckets; empty before the end of the first backward pass,
-    and where there are none."""
+    """The order of the parameters in DDP's buckets, which DDP fixes in its first backward pass; empty before
+    that, and without DDP."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
-        """Return a context for a micro-batch, whose backward pass exchanges gradients now or only adds them
-        up locally."""
+        """Return a context for a micro-batch: its backward pass exchanges the gradients of the step (`now`),
+        or only adds them up on this rank."""
         return nullcontext()
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -72,10 +73,10 @@ class Strategy:
         return nullcontext()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
-        """Call `work`, in which this rank uses the model as often as it likes, whatever the other ranks do;
-        return its result.
+        """Call `work` and return its result. `work` may call the model any number of times, independently of
+        the other ranks.
 
-        A collective: it returns, or raises what the work raised, once every rank has done its own work.
+        A collective: it returns, or raises the error of `work`, once every rank has done its own work.
         """
         return work()
 
@@ -101,8 +102,7 @@ def spread(
         device: the rank's device.
         hook: sends DDP's buckets; None for the one that the settings choose.
         num_warmup_steps: the steps of the learning rate's warm-up, in which PowerSGD sends gradients whole.
-        bucket_order: that of the strategy with which earlier steps of the run were done; empty at its first
-            step.
+        bucket_order: the `bucket_order` of the strategy of the run's last step; empty before its first step.
     """
     match config.strategy:
         case "single":
@@ -116,7 +116,7 @@ def spread(
 def _mesh_of_all_ranks(device: torch.device) -> DeviceMesh:
     """Return the mesh that FSDP shards over; ConfigError if torch would crash with it."""
     if device.type == "cuda" and dist.get_world_size() > 1 and group.membership().backend == "gloo":
-        # pytorch/pytorch 152645: gloo takes the addresses of a GPU for those of the host.
+        # pytorch/pytorch 152645: gloo uses addresses of GPU memory as if they were the host's.
         raise ConfigError(
             "strategy='fsdp' on several GPU ranks needs NCCL: with gloo, which these ranks use, torch crashes in FSDP's "
             "all_gather. Take strategy='ddp', or give each rank a GPU of its own and leave backend='auto'"
@@ -154,8 +154,7 @@ class Replicated(Strategy):
         num_warmup_steps: int,
         bucket_order: Sequence[int],
     ) -> None:
-        # A single rank passes its gradients through the same calls, but nothing travels: that time is the
-        # backward pass's own.
+        # With a single rank nothing travels, and the time of the same calls counts as the backward pass's.
         self.transfers = Transfers(device) if dist.get_world_size() > 1 else None
         self.keeps_gradients = config.gradient_as_bucket_view
         self.bucket_order = bucket_order
@@ -189,8 +188,8 @@ class Replicated(Strategy):
             with nullcontext() if now else self._ddp.no_sync():
                 yield
             if now and not self.bucket_order and not self._ddp.find_unused_parameters:
-                # DDP would rebuild its buckets in the next forward pass. Now their order belongs to this
-                # step, and can be saved with its state.
+                # DDP would rebuild its buckets in the next forward pass. Done now, their order can be saved
+                # with the state of this step.
                 torch_private.rebuild_buckets(self._ddp)
                 self.bucket_order = torch_private.bucket_order(self._ddp)
         except RuntimeError as error:
@@ -255,18 +254,19 @@ class Sharded(Strategy):
         """The failure of a gathering in an evaluation, after which none can follow."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
+        """Let the next backward pass scatter its gradients (`now`), or keep them whole on this rank."""
         self._has_computed = True
         self._root.set_requires_gradient_sync(now)
         return nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Gather the weights outside of all blocks, and have each block gathered right before its forward
-        pass (`_gather_next`); shard all of them again at the end."""
+        """Gather the weights outside of all blocks, and register hooks that gather each block right before
+        its forward pass (`_gather_next`); reshard all weights at the end."""
         # The weights outside of all blocks stay whole in a forward pass of training, too.
         self._root.unshard()
         hooks = [
-            part.register_forward_pre_hook(partial(self._gather_before, number), prepend=True)
+            part.register_forward_pre_hook(partial(self._gather_block, number), prepend=True)
             for number, part in enumerate(self._blocks)
         ]
         hooks.append(self.replica.register_forward_pre_hook(self._note_a_pass))
@@ -277,13 +277,13 @@ class Sharded(Strategy):
                 hook.remove()
             for part in (*self._blocks, self._root):
                 part.reshard()
-            # FSDP has noted the forward passes, which differ between the ranks, and would prefetch by them in
-            # the next backward pass. Before torch 2.13 it could not be told to forget them.
+            # FSDP has recorded the order of these forward passes, which differs between the ranks, and would
+            # prefetch in this order in the next backward pass. torch before 2.13 cannot reset it.
             if self._has_computed and hasattr(self._root, "reset_iter_state"):
                 self._root.reset_iter_state()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
-        """Do this rank's work with the model, then take part in gathering blocks until no rank needs one."""
+        """Call `work`, then take part in gathering blocks until no rank needs one any more."""
         result, failure = None, None
         try:
             result = work()
@@ -303,9 +303,9 @@ class Sharded(Strategy):
         self._has_computed = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _gather_before(self, number: int, *_: object) -> None:
-        """Gather a block that is about to compute; other ranks may need other blocks first. Runs as a hook of
-        its forward pass."""
+    def _gather_block(self, number: int, *_: object) -> None:
+        """Gather a block before its forward pass, as a hook of it. Blocks that other ranks need are gathered
+        first if their numbers are lower."""
         try:
             while self._gather_next(number) != number:
                 pass
@@ -313,26 +313,24 @@ class Sharded(Strategy):
             self._broken = error
             raise
 
-    def _gather_next(self, own: int) -> int | None:
-        """Gather the block that is next for all ranks together; return its number, None once no rank needs
-        any.
+    def _gather_next(self, needed: int) -> int | None:
+        """Agree on the block with the lowest number that any rank needs, and gather it on all ranks; return
+        its number, None if no rank needs one. A collective.
 
-        FSDP gathers a block where a forward pass reaches it, and waits for every rank to reach it. Held-out
-        samples are not the same number on every rank, and rank 0 alone works out the result. So the ranks
-        first say what each of them needs.
+        FSDP by itself would gather a block when a forward pass reaches it, and wait for every rank to reach
+        it. But ranks have different numbers of held-out samples, and rank 0 alone computes the result.
 
         Args:
-            own: the number of the block that this rank needs, or `_NOTHING`.
+            needed: the number of the block that this rank needs, or `_NOTHING`.
         """
-        needed = [number for number in exchange.gather_numbers(own) if number != _NOTHING]
-        if not needed:
+        number = min((n for n in exchange.gather_numbers(needed) if n != _NOTHING), default=None)
+        if number is None:
             return None
-        number = min(needed)
         block = self._blocks[number]
-        # A block that one rank has, and another has not, would be gathered by one of them alone.
+        # Resharded first, because a rank that still has the block would not take part in gathering it.
         block.reshard()
         block.unshard()
-        if number != own:
+        if number != needed:
             block.reshard()
         return number
 
@@ -401,7 +399,7 @@ def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
     limit = config.clip_norm or math.inf
     if not config.clip_value:
         return whole(nn.utils.clip_grad_norm_(parameters, limit))
-    # With an infinite limit torch clips nothing, and returns the norm.
+    # With an infinite limit torch only computes the norm.
     norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
     nn.utils.clip_grad_value_(parameters, config.clip_value)
     nn.utils.clip_grad_norm_(parameters, limit)

@@ -1,4 +1,4 @@
-"""When gradients were ready to travel, and when the average of all ranks had arrived."""
+"""Records when gradients were ready to be exchanged, and when the average of all ranks had arrived."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Transfer:
     """Gradients that travel together, such as one of DDP's buckets."""
 
     ready: Moment
-    """The rank had computed all of these gradients, and those of the transfers before."""
+    """When the rank had computed the last of these gradients."""
     num_bytes: int
     arrived: Moment | None = None
-    """The rank had the average of all ranks; None until then. It waited for the slowest rank meanwhile."""
+    """When the rank had the average of all ranks, also of the slowest one; None until then."""
 
 
 class Waits:
-    """Records when a rank waits, within a forward or backward pass, for collectives that no computation can
-    hide.
+    """Records when a rank waits within a forward or backward pass for collectives, during which it cannot
+    compute.
 
-    Times are those of the host's clock, so they say something on the CPU only: on a GPU the host does not
-    wait.
+    Times are those of the host's monotonic clock, in seconds. They are meaningful on a CPU only: on a GPU the
+    host does not wait.
     """
 
     def __init__(self) -> None:
@@ -71,10 +71,8 @@ class Transfers:
         self._of_step: list[Transfer] | None = None
 
     def begin(self) -> list[Transfer]:
-        """Begin a step; return the list to which its transfers are added.
-
-        A transfer of an earlier step that was cut off is in that step's list, however late it arrives.
-        """
+        """Begin a step; return the list to which its transfers are added. Transfers of an earlier step that
+        arrive late belong to that step's list."""
         self._of_step = []
         return self._of_step
 
@@ -85,8 +83,8 @@ class Transfers:
     def noting(self, hook: BucketHook) -> BucketHook:
         """Wrap a communication hook of DDP, to record when each bucket was ready and when it had arrived.
 
-        The moment of arrival is noted before DDP goes on with the bucket, because DDP waits for the future
-        that this hook returns.
+        The arrival is recorded before DDP uses the bucket, because DDP waits for the future that the wrapped
+        hook returns.
         """
 
         def send(bucket: Any) -> torch.futures.Future[Tensor]:
@@ -99,8 +97,8 @@ class Transfers:
         return lambda _, bucket: send(bucket)
 
     @contextmanager
-    def waited_for(self, gradients: Tensor) -> Iterator[None]:
-        """Note a collective that the rank waits for, inside the context."""
+    def recording_wait(self, gradients: Tensor) -> Iterator[None]:
+        """Record a collective that exchanges gradients, and that the rank waits for, inside the context."""
         if self._of_step is None:
             yield
             return

@@ -1,10 +1,10 @@
-"""Notes what this rank does in a person's cell, moment by moment, for the timeline of all ranks.
+"""Records when this rank begins and ends collectives, waits and passes in a person's cell, for a timeline.
 
-While a cell is noted, the methods of ProcessGroup that begin collectives, `Work.wait`, DDP's forward pass,
-`torch.autograd.backward` and optimizers note when they begin and end. After the cell they are as before, but
-for DDP objects that had no communication hook: they keep one in Python that does the same as DDP's own, whose
-collectives nobody could see begin. Functional collectives, which DTensor and compiled code call, are begun in
-C++ and not noted.
+While a cell is recorded, wrappers of ProcessGroup's methods that begin collectives, `Work.wait`, DDP's
+forward pass, `torch.autograd.backward` and optimizers record when these begin and end. The wrappers are
+removed after the cell. Only DDP objects that had no communication hook keep one in Python, which averages
+gradients as DDP does: DDP itself would begin these collectives in C++, unseen by the wrappers. Functional
+collectives, which DTensor and compiled code call, are begun in C++ too, and not recorded.
 
 The function `step` that a person has defined in a cell is timed here, too.
 """
@@ -16,8 +16,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,13 +36,11 @@ from nbgpu.engine.model.moments import Anchors, Moment
 from nbgpu.machine.clock import clock_id
 
 MAX_COLLECTIVES = 500
-"""Older ones are forgotten, so that a long cell takes no more memory than a short one, and a figure of all
-can be drawn."""
+"""Older ones are dropped, so that the memory is bounded, and a figure of all can be drawn."""
 _MAX_MARKS = 2000
 _MESSAGES = ("send", "recv", "recv_anysource")
-
-
 _FAKE = "fake"
+"""torch's backend without communication."""
 
 
 @dataclass(slots=True)
@@ -53,12 +52,12 @@ class _Collective:
     number: int
     """Counted in its group from the beginning of the cell."""
     num_bytes: int
-    came: Moment
+    begun: Moment
     arrived: Moment | None = None
-    """The rank had the result; None until then."""
-    since: Moment | None = None
-    """The rank began to wait for the result; None if it did not call `wait`."""
-    until: Moment | None = None
+    """When the rank had the result; None until then."""
+    wait_begun: Moment | None = None
+    """When the rank began to wait for the result; None if it did not call `wait`."""
+    wait_ended: Moment | None = None
     has_failed: bool = False
 
 
@@ -75,14 +74,17 @@ class _Notes:
         self._marks: deque[tuple[str, Moment]] = deque(maxlen=_MAX_MARKS)
         self._num_marks = 0
         self._parts = ["other"]
+        """The parts that have begun and not ended, the innermost one last."""
         self._collectives: deque[_Collective] = deque()
         self._numbers: Counter[str] = Counter()
+        # `Work` objects and records refer to each other by id(): a reference would keep a Work's tensors
+        # alive.
         self._record_by_work_id: dict[int, _Collective] = {}
         self._work_id_by_record_id: dict[int, int] = {}
         self._lock = threading.Lock()
         self._num_collectives = 0
         self.unseen: set[int] = set()
-        """DDP objects whose buckets travel in C++."""
+        """The ids of DDP objects with a communication hook in C++, whose collectives are not recorded."""
         self._ended: Moment | None = None
         self._mark("other")
 
@@ -104,7 +106,7 @@ class _Notes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Note the time inside the context as a part of the cell."""
+        """Record the time inside the context as a part of the cell."""
         self.enter(name)
         try:
             yield
@@ -112,62 +114,62 @@ class _Notes:
             self.leave(name)
 
     def begin(self, operation: str, of_group: Any, num_bytes: int) -> _Collective | None:
-        """Record that this rank starts a collective of a process group; drop the oldest record if there are
-        too many. None where the rank is alone in the group, and waits for nobody."""
-        # A rank that is slowed down on purpose sleeps here, so that it comes to the collective late.
+        """Record that this rank begins a collective of a process group; drop the oldest record if there are
+        too many. Return the record, or None for a group of this rank alone, in which nobody waits."""
+        # A rank that is slowed down on purpose sleeps here, so that it begins the collective late.
         straggler.catch_up()
         if of_group.size() == 1:
             return None
         name = f"{of_group.group_name} of {of_group.size()}"
         with self._lock:
             self._numbers[name] += 1
-            noted = _Collective(operation, name, self._numbers[name], num_bytes, Moment(self._device))
+            record = _Collective(operation, name, self._numbers[name], num_bytes, Moment(self._device))
             self._num_collectives += 1
-            self._collectives.append(noted)
+            self._collectives.append(record)
             if len(self._collectives) > MAX_COLLECTIVES:
                 oldest = self._collectives.popleft()
                 work_id = self._work_id_by_record_id.pop(id(oldest), None)
                 # Another work may have the address, and so the id, of one that is gone.
                 if work_id is not None and self._record_by_work_id.get(work_id) is oldest:
                     del self._record_by_work_id[work_id]
-        return noted
+        return record
 
-    def follow(self, noted: _Collective | None, work: Any) -> None:
-        """Record the end of a collective, by a callback of its Work object, without keeping its tensors
-        alive."""
-        if noted is None or work is None:
+    def attach(self, record: _Collective | None, work: Any) -> None:
+        """Attach a record to the Work object of its collective, to record the end by a callback and the wait
+        for it (`pop_record`)."""
+        if record is None or work is None:
             return
         with self._lock:
-            self._record_by_work_id[id(work)] = noted
-            self._work_id_by_record_id[id(noted)] = id(work)
-        # Messages have no future.
+            self._record_by_work_id[id(work)] = record
+            self._work_id_by_record_id[id(record)] = id(work)
+        # The Work of a message between two ranks has no future.
         with suppress(RuntimeError, NotImplementedError):
-            work.get_future().add_done_callback(lambda _: self._arrive(noted))
+            work.get_future().add_done_callback(lambda _: self._arrive(record))
 
-    def _arrive(self, noted: _Collective) -> None:
-        noted.arrived = Moment(self._device)
+    def _arrive(self, record: _Collective) -> None:
+        record.arrived = Moment(self._device)
 
     @contextmanager
-    def waiting(self, noted: _Collective | None) -> Iterator[None]:
-        """Note that the rank waits for a collective inside the context."""
-        if noted is None or not _is_main():
+    def waiting(self, record: _Collective | None) -> Iterator[None]:
+        """Record that the rank waits for a collective inside the context."""
+        if record is None or not _is_main():
             yield
             return
-        noted.since = Moment(self._device)
-        noted.has_failed = True
+        record.wait_begun = Moment(self._device)
+        record.has_failed = True
         try:
             yield
-            noted.has_failed = False
+            record.has_failed = False
         finally:
-            noted.until = Moment(self._device)
+            record.wait_ended = Moment(self._device)
 
-    def begun_as(self, work: Any) -> _Collective | None:
-        """Return the record of the collective that was begun as this Work object, once; None for others."""
+    def pop_record(self, work: Any) -> _Collective | None:
+        """Detach the record of a Work object and return it; None if there is none."""
         with self._lock:
-            noted = self._record_by_work_id.pop(id(work), None)
-            if noted is not None:
-                self._work_id_by_record_id.pop(id(noted), None)
-        return noted
+            record = self._record_by_work_id.pop(id(work), None)
+            if record is not None:
+                self._work_id_by_record_id.pop(id(record), None)
+        return record
 
     def end(self) -> None:
         self._ended = Moment(self._device)
@@ -191,10 +193,10 @@ class _Notes:
                     "operation": c.operation,
                     "key": f"{c.operation} {c.number} in group {c.group}",
                     "num_bytes": c.num_bytes,
-                    "came_s": at_s(c.came),
+                    "came_s": at_s(c.begun),
                     "arrived_s": at_s(c.arrived),
-                    "since_s": at_s(c.since),
-                    "until_s": at_s(c.until),
+                    "since_s": at_s(c.wait_begun),
+                    "until_s": at_s(c.wait_ended),
                     "has_failed": c.has_failed,
                 }
                 for c in self._collectives
@@ -233,52 +235,42 @@ def _is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _where_noted(method: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `note` with the notes and the arguments while a cell is noted, and else
-    the method, as for nbgpu's own collectives."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        notes = None if simulated_link.is_exempt() else _now
-        return method(*args, **kwargs) if notes is None else note(notes, *args, **kwargs)
-
-    return call
-
-
 @contextmanager
 def _wrapped() -> Iterator[None]:
     """Wrap the methods of torch that begin or wait for collectives, and its passes, inside the context."""
-    originals: list[tuple[Any, str, Any]] = []
+    with ExitStack() as stack:
 
-    def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> None:
-        """Replace a method by a wrapper of it, and remember the original."""
-        original = getattr(owner, name)
-        # A method of C++ is found in its class as another object than the class gives.
-        originals.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, functools.wraps(original)(wrapper(original, *args)))
+        def wrap(owner: Any, name: str, note: Callable[..., Any]) -> None:
+            """Replace a method until the end of the context. While a cell is recorded, `note` is called with
+            the notes, the method and its arguments, except for nbgpu's own collectives."""
+            original = getattr(owner, name)
 
-    try:
+            @functools.wraps(original)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                notes = None if simulated_link.is_exempt() else _now
+                return original(*args, **kwargs) if notes is None else note(notes, original, *args, **kwargs)
+
+            # vars(), because getattr() of a class returns another object for a method of C++, which cannot be
+            # put back.
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, call)
+
         for name, (operation, argument) in simulated_link.COLLECTIVES.items():
             if hasattr(dist.ProcessGroup, name):  # versions of torch lack some
-                wrap(dist.ProcessGroup, name, _noting_collective, operation, argument)
+                wrap(dist.ProcessGroup, name, partial(_note_collective, operation, argument))
         for name in _MESSAGES:
-            wrap(dist.ProcessGroup, name, _noting_collective, name, 0)
+            wrap(dist.ProcessGroup, name, partial(_note_collective, name, 0))
         for work in (dist.Work, HeldWork):
-            wrap(work, "wait", _noting_wait)
-        wrap(dist, torch_private.BROADCAST_BUFFERS, _noting_broadcast)
-        wrap(DistributedDataParallel, "forward", _noting_forward)
-        wrap(torch.autograd, "backward", _noting_backward)
-        hooks = (
+            wrap(work, "wait", _note_wait)
+        wrap(dist, torch_private.BROADCAST_BUFFERS, _note_broadcast)
+        wrap(DistributedDataParallel, "forward", _note_forward)
+        wrap(torch.autograd, "backward", _note_backward)
+        for hook in (
             register_optimizer_step_pre_hook(lambda *_: _enter("optimizer")),
             register_optimizer_step_post_hook(lambda *_: _leave("optimizer")),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-    finally:
-        for owner, name, original in reversed(originals):
-            setattr(owner, name, original)
+        ):
+            stack.callback(hook.remove)
+        yield
 
 
 def _enter(part: str) -> None:
@@ -291,75 +283,74 @@ def _leave(part: str) -> None:
         _now.leave(part)
 
 
-def _noting_collective(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
-    """Wrap a method of ProcessGroup that begins a collective or a message, to record when it begins and ends.
+def _note_collective(
+    operation: str,
+    argument: int,
+    notes: _Notes,
+    method: Callable[..., Any],
+    process_group: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a method of ProcessGroup that begins a collective or a message; record when it begins and ends.
 
     Args:
-        method: the method.
         operation: the kind of collective.
         argument: the position of the tensors whose bytes count; -1 for none.
+        notes: the notes of the cell.
+        method: the method.
+        process_group, args, kwargs: the arguments of the method.
     """
-
-    def begin(notes: _Notes, of_group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin a collective and record it."""
-        num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
-        noted = notes.begin(operation, of_group, num_bytes)
-        work = method(of_group, *args, **kwargs)
-        notes.follow(noted, work)
-        return work
-
-    return _where_noted(method, begin)
+    num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
+    record = notes.begin(operation, process_group, num_bytes)
+    work = method(process_group, *args, **kwargs)
+    notes.attach(record, work)
+    return work
 
 
-def _noting_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Work.wait`, to record when the rank waits for a collective."""
-
-    def wait_and_note(notes: _Notes, work: Any, *args: Any, **kwargs: Any) -> Any:
-        with notes.waiting(notes.begun_as(work)):
-            return wait(work, *args, **kwargs)
-
-    return _where_noted(wait, wait_and_note)
+def _note_wait(notes: _Notes, wait: Callable[..., Any], work: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call `Work.wait`, and record when the rank waits for the collective."""
+    with notes.waiting(notes.pop_record(work)):
+        return wait(work, *args, **kwargs)
 
 
-def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
-
-    def broadcast_and_note(notes: _Notes, of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        noted = notes.begin("broadcast", of_group, simulated_link.num_bytes_of(tensors))
-        with notes.waiting(noted):
-            return broadcast(of_group, tensors, *args, **kwargs)
-
-    return _where_noted(broadcast, broadcast_and_note)
-
-
-def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap DDP's forward pass, to record its time, and to have the buckets travel through a hook in
-    Python."""
-
-    def forward_and_note(notes: _Notes, self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-        """Run DDP's forward pass and record its time."""
-        # With a simulated link every DDP object gets a hook in Python by itself.
-        if not simulated_link.is_installed() and not attach_replaceable_hook(self):
-            notes.unseen.add(id(self))
-        with notes.part("forward"):
-            return forward(self, *args, **kwargs)
-
-    return _where_noted(forward, forward_and_note)
+def _note_broadcast(
+    notes: _Notes,
+    broadcast: Callable[..., Any],
+    process_group: Any,
+    tensors: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call the function with which DDP broadcasts its buffers, and its constructor the parameters; record it
+    as a collective for which the rank waits."""
+    record = notes.begin("broadcast", process_group, simulated_link.num_bytes_of(tensors))
+    with notes.waiting(record):
+        return broadcast(process_group, tensors, *args, **kwargs)
 
 
-def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `torch.autograd.backward`, to record its time."""
+def _note_forward(
+    notes: _Notes, forward: Callable[..., Any], ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Run DDP's forward pass and record its time; first attach a hook in Python that sends the buckets."""
+    # With a simulated link every DDP object has a hook in Python already.
+    if not simulated_link.is_installed() and not attach_replaceable_hook(ddp):
+        notes.unseen.add(id(ddp))
+    with notes.part("forward"):
+        return forward(ddp, *args, **kwargs)
 
-    def backward_and_note(notes: _Notes, *args: Any, **kwargs: Any) -> Any:
-        with notes.part("backward"):
-            return backward(*args, **kwargs)
 
-    return _where_noted(backward, backward_and_note)
+def _note_backward(notes: _Notes, backward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run `torch.autograd.backward`, and record its time."""
+    with notes.part("backward"):
+        return backward(*args, **kwargs)
 
 
 class _Replaceable:
     """A communication hook that averages gradients as DDP does without a hook, until `replace` sets another
-    one: DDP takes only one hook, and the person may register theirs later.
+    hook. It is replaceable because DDP takes only one hook, and the person may register one later.
 
     Args:
         group: the process group of the DDP object.
@@ -419,7 +410,7 @@ def _allow_replacement() -> None:
     def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
         """Register a hook, or put it into the replaceable hook that the object has."""
         attached = _hooks.pop(self, None)
-        # A DDP object that starts over on another group has lost its hook.
+        # A DDP object that was initialised again for another group has lost its hook.
         if attached is None or not torch_private.has_comm_hook(self):
             register(self, state, hook)
         else:
@@ -465,7 +456,7 @@ def measure_step(num_warm_ups: int, num_steps: int) -> dict[str, Any]:
     for _ in range(num_warm_ups):
         returned = step()
     _finish(device)
-    # Ranks begin together, so that none waits in its first step for what the others still do.
+    # Ranks begin together, so that none waits in its first step for the warm-up of another.
     dist.barrier()
     step_s = []
     for _ in range(num_steps):

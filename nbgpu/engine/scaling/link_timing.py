@@ -1,4 +1,4 @@
-"""Time the group's collectives, and messages between two ranks, for tensors of many sizes.
+"""Times the group's collectives, and messages between two ranks, for tensors of many sizes.
 
 Every rank runs the same measurement and returns its own times. The time of the group is that of its slowest
 rank.
@@ -25,14 +25,15 @@ _SIZES_BYTES = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
 _SIZES_OF_PAIRS_BYTES = (1024, 1024**2, 16 * 1024**2)
 _SMALLEST_AT_ONCE_BYTES = 256 * 1024
-"""Where smaller messages go two at a time, only their latency is seen."""
+"""The smallest size for 'two all_reduce at once': the time of smaller messages is their latency alone."""
 _NUM_PASSES = 2
-"""Differences between two passes come from other work on the machine, and not from the link."""
+"""The same measurement is repeated, because differences between the passes show how much other work on the
+machine disturbs it."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 25
 _MIN_SIZES = 2
-"""A line goes through two points at least."""
+"""At least two sizes are timed, because a line is fitted through the times."""
 _SAMPLE_S = 0.002
-"""Faster messages are sent several times for one sample, as many as take so long."""
+"""The least time of a sample. Messages that take less are sent several times for one sample."""
 _MAX_REPEATS = 20
 _ALL_PAIRS_UP_TO = 4
 """In a larger group only neighbours in the ring are timed."""
@@ -48,15 +49,16 @@ _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class _Operation:
-    """One kind of message."""
+    """A collective, or a message between two ranks, to be timed for several sizes."""
 
     name: str
     sizes_bytes: Sequence[int]
     share: float
-    """Its part of the whole measurement's time."""
+    """The share of the whole measurement's time for this operation."""
     prepare: Callable[[int], tuple[Send, Tensor | None, int]]
-    """For a size, what sends one message, a tensor that receives, and the value that each of its elements has
-    after the first message if all ranks sent ones."""
+    """Returns for a size in bytes (a function that sends one message; the tensor that receives it, None if
+    this rank receives nothing; the value that each of its elements must have after the first message, in
+    which all ranks send ones)."""
     ranks: tuple[int, ...] = ()
     """The two ranks of a pair; empty for all ranks."""
 
@@ -79,7 +81,9 @@ def measure(
         the elements with a wrong value), and `why`, the reason if the backend lacks the operation, or ''.
     """
     member = group.membership()
-    buffers = _Buffers(member)
+    # Memory for all messages: two tensors of the largest size.
+    num_items = _SIZES_BYTES[-1] // _ITEM_BYTES
+    buffers = torch.empty(2, num_items, dtype=torch.float32, device=member.device)
     operations = [
         *_collectives(buffers, member.world_size),
         *_there_and_back(buffers, member, pairs or _pairs(member.world_size)),
@@ -87,43 +91,29 @@ def measure(
     chosen = [operation for operation in operations if not only or operation.name in only]
     shares = sum(operation.share for operation in chosen)
     timings = [_Timing(operation, member, operation.share / shares * budget_s) for operation in chosen]
-    # Ones, summed up again and again, would leave the range of float32.
-    buffers.clear()
+    # Zeros stay zeros; other numbers, summed up again and again, would leave the range of float32.
+    buffers.zero_()
     for _ in range(_NUM_PASSES):
         for timing in timings:
             timing.run_pass()
     return [timing.result for timing in timings]
 
 
-class _Buffers:
-    """The memory of all messages: two tensors of the largest size on this rank's device."""
+def _collectives(buffers: Tensor, world_size: int) -> Iterator[_Operation]:
+    """Yield the collectives to time, each with the tensors that it sends and the values that must arrive.
 
-    def __init__(self, member: group.Membership) -> None:
-        self._first, self._second = (
-            torch.empty(_SIZES_BYTES[-1] // _ITEM_BYTES, dtype=torch.float32, device=member.device)
-            for _ in range(2)
-        )
-
-    def ones(self, num_items: int) -> tuple[Tensor, Tensor]:
-        """Return the first `num_items` elements of both tensors, filled with ones."""
-        return self._first[:num_items].fill_(1), self._second[:num_items].fill_(1)
-
-    def clear(self) -> None:
-        """Fill both tensors with zeros."""
-        self._first.zero_()
-        self._second.zero_()
-
-
-def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
-    """Yield the collectives to time, each with the tensors that it sends and the values that must arrive."""
+    Args:
+        buffers: (2, items), the memory for the messages.
+        world_size: the number of ranks.
+    """
 
     def all_reduce(num_bytes: int) -> tuple[Send, Tensor, int]:
-        tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+        tensor = buffers[0, : num_bytes // _ITEM_BYTES].fill_(1)
         return lambda: dist.all_reduce(tensor), tensor, world_size
 
     def two_at_once(num_bytes: int) -> tuple[Send, Tensor, int]:
         """Prepare two all_reduce that travel at the same time, as DDP's buckets do."""
-        first, second = buffers.ones(num_bytes // _ITEM_BYTES)
+        first, second = buffers[:, : num_bytes // _ITEM_BYTES].fill_(1)
 
         def send() -> None:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]:
@@ -134,12 +124,12 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
 
     def all_gather(num_bytes: int) -> tuple[Send, Tensor, int]:
         num_items = num_bytes // _ITEM_BYTES // world_size
-        whole, part = buffers.ones(num_items * world_size)
+        whole, part = buffers[:, : num_items * world_size].fill_(1)
         return lambda: dist.all_gather_into_tensor(whole, part[:num_items]), whole, 1
 
     def reduce_scatter(num_bytes: int) -> tuple[Send, Tensor, int]:
         num_items = num_bytes // _ITEM_BYTES // world_size
-        whole, part = buffers.ones(num_items * world_size)
+        whole, part = buffers[:, : num_items * world_size].fill_(1)
         return lambda: dist.reduce_scatter_tensor(part[:num_items], whole), part[:num_items], world_size
 
     # In a smaller tensor some ranks would have no element.
@@ -159,7 +149,7 @@ def _pairs(world_size: int) -> Sequence[tuple[int, int]]:
 
 
 def _there_and_back(
-    buffers: _Buffers, member: group.Membership, pairs: Sequence[tuple[int, int]]
+    buffers: Tensor, member: group.Membership, pairs: Sequence[tuple[int, int]]
 ) -> Iterator[_Operation]:
     """Yield for each pair of ranks a message that goes to the second rank and comes back. Other ranks do
     nothing."""
@@ -167,7 +157,7 @@ def _there_and_back(
     def prepare(pair: tuple[int, int], num_bytes: int) -> tuple[Send, Tensor | None, int]:
         """Return this rank's part in a message there and back: the first rank of the pair begins, the second
         one answers."""
-        tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+        tensor = buffers[0, : num_bytes // _ITEM_BYTES].fill_(1)
 
         def begin() -> None:
             dist.send(tensor, pair[1])
@@ -187,8 +177,8 @@ def _there_and_back(
 
 
 class _Timing:
-    """The measurement of one operation: the first messages find out which sizes and how many repetitions fit
-    into the time.
+    """The measurement of one operation. The constructor sends a few messages to find out which sizes, and how
+    many messages per sample, fit into the time.
 
     Args:
         operation: the operation.
@@ -200,7 +190,7 @@ class _Timing:
         self._device = member.device
         self._pass_s = budget_s / _NUM_PASSES
         self._sends: list[tuple[Send, int]] = []
-        """For each size, what sends a message, and how many messages a sample has."""
+        """For each size (the function that sends a message, the number of messages in a sample)."""
         self.result: dict[str, Any] = {
             "operation": operation.name,
             "ranks": operation.ranks,
@@ -221,7 +211,7 @@ class _Timing:
                 self.result["why"] = str(error).splitlines()[0]
                 return
             num_wrong = 0 if received is None else int((received != expected).sum())
-            # This message was not the first one, which sets up connections.
+            # A second message is timed, because the first one sets up connections.
             message_s = self._slowest_s(self._timed(send, 1))
             num_repeats = max(1, min(_MAX_REPEATS, int(_SAMPLE_S / max(message_s, 1e-6))))
             round_s += message_s * num_repeats
@@ -234,7 +224,7 @@ class _Timing:
                 break
 
     def run_pass(self) -> None:
-        """Time all sizes in turns, so that other work on the machine is no single size's disadvantage."""
+        """Time all sizes in turns, so that other work on the machine disturbs all of them alike."""
         if self.result["why"]:
             return
         begun_s = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Time the parts of a training step, on generated batches, with and without the exchange of gradients.
+"""Times the parts of a training step, on generated batches, with and without the exchange of gradients.
 
-Without the exchange one sees when each of DDP's buckets would be ready to travel, and how long a rank
-computes. With it, by DDP or FSDP, one sees how much of the exchange the computation does not hide.
+Steps without the exchange show when each of DDP's buckets is ready to be sent, and how long a rank computes.
+Steps with it, by DDP or FSDP, show how much of the exchange the computation does not hide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import RunError
 
 _NUM_WARM_UPS = 3
-"""DDP rearranges its buckets before the second step, by the order in which gradients came in the first."""
+"""DDP rebuilds its buckets after the first step, in the order in which that step computed the gradients."""
 
 
 @torch_settings.as_at_the_beginning()
@@ -51,7 +51,7 @@ def measure(settings: dict[str, Any], num_steps: int) -> dict[str, list[dict[str
     member = group.membership()
     config = train_config(**settings)
     try:
-        with randomness.of_run(config), precision.kernels(config):
+        with randomness.seeded_run(config), precision.kernels(config):
             return {
                 "alone": _steps(config, member.device, num_steps, exchange=False),
                 "together": _steps(config, member.device, num_steps, exchange=True),
@@ -79,40 +79,33 @@ def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: 
         raise RunError("a step with a discriminator cannot be timed: set adversarial_weight=0")
     model = models.build(config, recipe, device)[0]
     blocks = list(recipe.blocks(model))
+    buckets: list[tuple[Moment, int]] = []
+
+    def record_bucket(bucket: Any) -> torch.futures.Future[Tensor]:
+        """A communication hook of DDP that records when a bucket is ready, and sends nothing."""
+        buckets.append((Moment(device), bucket.buffer().nbytes))
+        return ddp_objects.sent_nowhere(bucket)
+
+    # A lambda, because torch refuses a hook whose annotations are strings, as those of this module are.
+    hook = None if exchange else lambda _, bucket: record_bucket(bucket)
     alone = config.counting(strategy="ddp", comm_hook="none", cpu_offload=False)
-    ready = _ReadyBuckets(device)
-    # A lambda, because torch reads annotations, and does not understand those of this module.
-    hook = None if exchange else lambda _, bucket: ready.note(bucket)
-    ddp = strategy.spread(config if exchange else alone, model, blocks, device, hook)
+    spread = strategy.spread(config if exchange else alone, model, blocks, device, hook)
     try:
-        steps = _TimedSteps(config, recipe, model, ddp, device, ready, blocks)
-        straggler.begin()  # with the steps, and not with loading packages
+        steps = _TimedSteps(config, recipe, model, spread, device, buckets, blocks)
+        # Begun with the steps, so that a simulated slow rank is not slowed down while it loads packages.
+        straggler.begin()
         for _ in range(_NUM_WARM_UPS):
             steps.take()
-        found = []
+        times = []
         for _ in range(num_steps):
             if not exchange:
-                # All ranks compute at the same time, as they do with the exchange, and share what they share.
+                # All ranks compute at the same time, as with the exchange, so that they compete for the same
+                # resources of the machine.
                 dist.barrier()
-            found.append(steps.take())
-        return found
+            times.append(steps.take())
+        return times
     finally:
-        ddp.close()
-
-
-class _ReadyBuckets:
-    """Keeps every rank's gradients to itself, and notes when each of DDP's buckets is ready."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.buckets: list[tuple[Moment, int]] = []
-        """The moment at which each bucket of the last step was ready, and its bytes."""
-
-    def note(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Record that a bucket is ready, and return it unchanged: a communication hook of DDP that sends
-        nothing."""
-        self.buckets.append((Moment(self._device), bucket.buffer().nbytes))
-        return ddp_objects.sent_nowhere(bucket)
+        spread.close()
 
 
 class _TimedSteps:
@@ -122,9 +115,10 @@ class _TimedSteps:
         config: the settings.
         recipe: computes the loss.
         model: the model.
-        ddp: the strategy that distributes the model.
+        spread: the strategy that distributes the model.
         device: the rank's device.
-        ready: the buckets' times, where gradients are not exchanged.
+        buckets: where gradients are not exchanged, the communication hook adds to it for each of DDP's
+            buckets (the moment at which it was ready, its bytes).
         blocks: the parts of the model that are timed.
     """
 
@@ -133,36 +127,36 @@ class _TimedSteps:
         config: TrainConfig,
         recipe: Recipe,
         model: nn.Module,
-        ddp: strategy.Strategy,
+        spread: strategy.Strategy,
         device: torch.device,
-        ready: _ReadyBuckets,
+        buckets: list[tuple[Moment, int]],
         blocks: Sequence[nn.Module],
     ) -> None:
         self._config = config
         self._recipe = recipe
-        self._ddp = ddp
+        self._spread = spread
         self._device = device
         self._optimizer = GroupedOptimizer(config, recipe, model).optimizer
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._batch = precision.as_inputs(config, recipe.example(config.batch_size), device)
-        self._ready = ready
-        self._blocks = _TimedBlocks(ddp.replica, blocks, device, config.compile)
+        self._buckets = buckets
+        self._blocks = _TimedBlocks(spread.replica, blocks, device, config.compile)
 
     def take(self) -> dict[str, Any]:
         """Take one step and return the times of its parts."""
         config = self._config
-        self._ready.buckets.clear()
+        self._buckets.clear()
         self._blocks.clear()
         forwards, backwards = [], []
         begun = Moment(self._device)
         for micro_batch in range(config.accumulate):
-            with self._ddp.exchange(micro_batch == config.accumulate - 1):
+            with self._spread.exchange(micro_batch == config.accumulate - 1):
                 before = Moment(self._device)
                 # With `checkpoint_activations` blocks are computed once more in the backward pass, which does
                 # not count.
                 self._blocks.is_forward = True
                 with precision.autocast(config, self._device):
-                    loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
+                    loss = self._recipe.loss(self._spread.replica, self._batch)["loss"]
                 self._blocks.is_forward = False
                 straggler.catch_up()
                 between = Moment(self._device)
@@ -171,10 +165,10 @@ class _TimedSteps:
             forwards.append((before, between))
             backwards.append((between, after))
         self._scaler.unscale_(self._optimizer)
-        clip(self._ddp.replica.parameters(), config)
+        clip(self._spread.replica.parameters(), config)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=not self._ddp.keeps_gradients)
+        self._optimizer.zero_grad(set_to_none=not self._spread.keeps_gradients)
         straggler.catch_up()
         ended = Moment(self._device)
         ended.wait()
@@ -185,11 +179,9 @@ class _TimedSteps:
             "step_s": begun.seconds_until(ended),
             "last_backward_s": between.seconds_until(after),
             "micro_batches": config.accumulate,
-            "blocks": self._blocks.found(config.accumulate),
+            "blocks": self._blocks.times(config.accumulate),
             "rest_bytes": self._blocks.rest_bytes,
-            "buckets": [
-                (between.seconds_until(ready), num_bytes) for ready, num_bytes in self._ready.buckets
-            ],
+            "buckets": [(between.seconds_until(ready), num_bytes) for ready, num_bytes in self._buckets],
         }
 
 
@@ -235,7 +227,7 @@ class _TimedBlocks:
         for passes in self._passes:
             passes.clear()
 
-    def found(self, micro_batches: int) -> list[tuple[int, float]]:
+    def times(self, micro_batches: int) -> list[tuple[int, float]]:
         """Return for each block (the bytes of its weights, its seconds in one forward pass of the model)."""
         return [
             (num_bytes, sum(begun.seconds_until(ended) for begun, ended in passes) / micro_batches)

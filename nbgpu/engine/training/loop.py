@@ -58,12 +58,13 @@ def raising_afterwards(failure: RunError | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The positions of all ranks, known to each of them alike."""
+    """The step and state of every rank when a group forms, and the state that all ranks begin with. It is the
+    same on every rank."""
 
     positions: Sequence[Mapping[str, Any]]
-    """The report of each rank about itself, in order of rank: `gather`'s `own`."""
+    """Each rank's `position` as it was given to `gather`, in order of rank."""
     source: int | None
-    """The rank that had got furthest; None if no rank has a state."""
+    """The rank that has done most steps, whose state the others copy; None if no rank has a state."""
     checkpoint: Path | None
     """The checkpoint that the run continues from if no rank has a state; None to begin with the first
     step."""
@@ -77,8 +78,8 @@ class Gathered:
 
     @property
     def bucket_order(self) -> Sequence[int]:
-        """Return the order of the parameters in DDP's buckets with which these steps were done: another order
-        would add up the gradients in another sequence, and so change the last bits."""
+        """Return the order of the parameters in DDP's buckets during the steps of that state. Another order
+        would sum the gradients in another sequence, and so change their last bits."""
         return cast(Sequence[int], self._state.get("bucket_order", ()))
 
     @property
@@ -88,16 +89,16 @@ class Gathered:
         return {} if self.checkpoint is None else checkpoint_files.state(self.checkpoint)
 
 
-def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:
+def gather(position: Mapping[str, Any], saves: Saves) -> Gathered:
     """Exchange the positions of all ranks, and choose the state that all of them begin with: that of the rank
     that has done most steps, else the newest intact checkpoint. A collective.
 
     Args:
-        own: this rank's position, as JSON: `ready`, whether this rank has the state of its `step`, and other
+        position: this rank's, as JSON: its `step`, `ready` (whether it has the state of that step), and other
             information for the other ranks.
         saves: the run's checkpoints.
     """
-    positions = exchange.gather(dict(own))
+    positions = exchange.gather(dict(position))
     ready = {rank: position["step"] for rank, position in enumerate(positions) if position["ready"]}
     source = max(ready, key=ready.__getitem__, default=None)
     checkpoint, notes = (None, ()) if source is not None else saves.to_begin_with()
@@ -195,8 +196,8 @@ class Loop(ABC):
         # end.
         self._compare_clocks()
         if self.command == "stop":
-            if why := ending.in_words() or (commands.why_stop if commands is not None else ""):
-                self._event("note", why)
+            if reason := ending.in_words() or (commands.why_stop if commands is not None else ""):
+                self._event("note", reason)
             self._enter("stopping")
         self._conclude()
         ended: RunState = "stopped" if self.command == "stop" else "finished"
@@ -253,17 +254,18 @@ class Loop(ABC):
             is_ready: whether this rank has the state of `step`.
             more: other information about this rank for the other ranks.
         """
-        own = {
+        position = {
             "ready": is_ready,
             "step": self.step,
             "steering": self._steering.position(self.config),
             "device": asdict(self._described_device),
             "clock": clock_id(),
         }
-        gathered = gather(own | more, self._saves)
+        gathered = gather(position | more, self._saves)
         self._has_one_clock = len({position["clock"] for position in gathered.positions}) == 1
         self._devices = [Device(**position["device"]) for position in gathered.positions]
-        self._apply_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
+        missed = self._steering.catch_up([position["steering"] for position in gathered.positions])
+        self._apply_settings(missed)
         if not is_ready:
             # Set before the first record: this rank may have replaced another one, or may continue from a
             # checkpoint.
@@ -278,41 +280,34 @@ class Loop(ABC):
         several hosts."""
         if self._has_one_clock:
             return
-        found = exchange.clock_offsets()
+        offsets_s, errors_s = zip(*exchange.clock_offsets(), strict=True)
         if self.rank == 0:
-            self._event(
-                CLOCKS,
-                "",
-                offsets_s=[offset_s for offset_s, _ in found],
-                errors_s=[error_s for _, error_s in found],
-                at_s=time.monotonic(),
-            )
+            self._event(CLOCKS, "", offsets_s=offsets_s, errors_s=errors_s, at_s=time.monotonic())
 
-    def _copy_state(self, own: StateParts, source: int) -> None:
-        """Copy the state of one rank to all ranks, over the process group: tensors as tensors, the rest as
-        JSON.
+    def _copy_state(self, state: StateParts, source: int) -> None:
+        """Broadcast the state of one rank to all ranks, and load it there. A collective.
 
         Args:
-            own: this rank's state, which is read on the rank `source` only.
+            state: this rank's state, which is read on the rank `source` only.
             source: the rank whose state all ranks take.
         """
-        tensors, about = own
+        tensors, about = state
         received = exchange.broadcast_tensors(tensors, source, self.device)
         about = exchange.broadcast(about, source)
         if self.rank != source:
             self.load_state(received, about)
 
-    def _hear(self) -> None:
+    def _finish_consensus(self) -> None:
         """Wait for the consensus message of this step, and take the command that it carries."""
         self.command = self._consensus.finish() or self.command
 
     def _pause(self) -> None:
-        """Wait until the person says 'resume' or 'stop', which all ranks receive together."""
+        """Wait for the person's command 'resume' or 'stop', which all ranks receive together."""
         self._enter("paused")
         while self.command not in ("resume", "stop"):
             time.sleep(_PAUSE_POLL_S)
             self._consensus.begin()
-            self._hear()
+            self._finish_consensus()
         self._enter("training")
 
     # ---- settings ----
@@ -331,7 +326,7 @@ class Loop(ABC):
                 runs.note_change(self.folder, self.step, now)
             changes = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", changes, **now)
-        self._steering.changed()
+        self._steering.num_changes += 1
 
     def _report_unwritten_files(self) -> AbstractContextManager[None]:
         """Turn a failure to write a file about the run into a note, inside the context, so that the run
@@ -375,7 +370,8 @@ class Loop(ABC):
                 self._event("note", text)
 
     def _tell(self, kind: str, text: str, step: int) -> None:
-        """Record an event of a step that may be over. Called on the thread that writes checkpoints."""
+        """Record an event of a checkpoint, whose step may be an earlier one. `Saves` calls this, also on the
+        thread that writes checkpoints."""
         if kind == "note":
             _log.warning(text)
         if self.recorder is not None:
@@ -392,51 +388,41 @@ class Loop(ABC):
 
 
 class Steering:
-    """The settings that the person has requested during a run, and the number of changes made on all
-    ranks."""
+    """The settings that the person has requested during a run, and how many changes all ranks have made."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, Any] = {}
-        """The settings that are not yet due."""
-        self._num_changes = 0
+        self.pending: dict[str, Any] = {}
+        """Requested settings that are not yet due, by name."""
+        self.num_changes = 0
 
     def take_due(self, config: TrainConfig, begins_epoch: bool) -> dict[str, Any]:
         """Return the settings to apply from the next step on; settings of the data wait for the start of an
         epoch."""
         due_at = steerable(type(config))
-        now = {name: value for name, value in self.asked.items() if due_at[name] == "step" or begins_epoch}
-        self.asked = {name: value for name, value in self.asked.items() if name not in now}
-        # A rank that replaced another has read all settings that were ever requested.
+        now = {name: value for name, value in self.pending.items() if due_at[name] == "step" or begins_epoch}
+        self.pending = {name: value for name, value in self.pending.items() if name not in now}
+        # A rank that replaced another one has read all requests of the run, also those applied long ago.
         return {name: value for name, value in now.items() if value != getattr(config, name)}
 
-    @staticmethod
-    def changes_data(settings: Mapping[str, Any], config: TrainConfig) -> bool:
-        """Return whether the data have to be reloaded for some of these settings."""
-        due_at = steerable(type(config))
-        return any(due_at[name] == "epoch" for name in settings)
-
-    def changed(self) -> None:
-        """Count a change of settings that was just made on all ranks."""
-        self._num_changes += 1
-
     def position(self, config: TrainConfig) -> dict[str, Any]:
-        """Return what this rank knows of the requested settings, as JSON: for `catch_up`."""
+        """Return this rank's present and pending settings as JSON, from which other ranks `catch_up`."""
         return {
-            "num_changes": self._num_changes,
+            "num_changes": self.num_changes,
             "settings": {name: getattr(config, name) for name in steerable(type(config))},
-            "asked": self.asked,
+            "pending": self.pending,
         }
 
     def catch_up(self, positions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Continue from the rank that knows the most changes; return the settings that this rank has missed.
+        """Take over the pending settings of the rank that has made the most changes; return the settings to
+        apply because this rank has missed changes.
 
-        A rank that has just joined knows only the settings with which the run began.
+        A rank that has just joined has only the settings with which the run began.
 
         Args:
-            positions: the positions of all ranks, in order of rank.
+            positions: the result of `position` on every rank, in order of rank.
         """
         newest = max(positions, key=lambda position: position["num_changes"])
         # A rank that has made the same number of changes has the same settings.
-        missed: dict[str, Any] = newest["settings"] if self._num_changes < newest["num_changes"] else {}
-        self.asked, self._num_changes = newest["asked"], newest["num_changes"]
+        missed: dict[str, Any] = newest["settings"] if self.num_changes < newest["num_changes"] else {}
+        self.pending, self.num_changes = newest["pending"], newest["num_changes"]
         return missed

@@ -29,17 +29,16 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.text.sizes import in_words
 
 
-class _Leave(Exception):
-    """Ends a descent when the person, or a validation, ends the run."""
+class _EndOfRun(Exception):
+    """Leaves the search when the person, or early stopping, ends the run."""
 
 
 class Minimiser(Loop):
-    """Minimises one problem on the ranks of the process group, all of which do the same steps.
+    """Minimises one problem on the ranks of the process group. All ranks do the same steps.
 
-    A run that continues from a checkpoint takes the steps of an uninterrupted run if the search is spread
-    over the ranks, because its memory of earlier steps is in the checkpoint. Other optimizers' memory is not,
-    and after a rank was replaced none is left, since that rank had a part of it: then the run continues with
-    the tensor alone, and its next steps are others.
+    If the search is spread over the ranks (L-BFGS), a checkpoint has its memory of earlier steps, and a run
+    that continues from it takes the steps of an uninterrupted run. Otherwise, and always after a rank was
+    replaced, which had a part of that memory, only the tensor is left: the optimizer starts afresh from it.
 
     Args:
         problem: the problem to minimise, built with the same settings.
@@ -64,8 +63,8 @@ class Minimiser(Loop):
         self._step_began_s = 0.0
         self._num_evaluations = 0
         self._grad_norm = 0.0
-        self._is_asking = False
-        """Whether a consensus message is in progress."""
+        self._consensus_is_open = False
+        """Whether a consensus message was begun and not finished."""
 
     def interrupted(self) -> None:
         """Drop the L-BFGS pairs and the mesh: each rank has a part of the pairs only, and the mesh belongs to
@@ -88,7 +87,7 @@ class Minimiser(Loop):
         """Load the problem, and bring every rank to the same tensor and step: those of the rank that has done
         most steps, of a checkpoint, or the problem's first tensor. A collective."""
         # A consensus message of the group that has ended never arrives.
-        self._is_asking = False
+        self._consensus_is_open = False
         gathered = self._gather(self._tensor is not None)
         if not self._loaded:
             self._enter("loading")
@@ -110,6 +109,7 @@ class Minimiser(Loop):
         return f"The search goes on after step {self.step}{forgets}."
 
     def _load(self) -> None:
+        """Load the problem's data, once in a process. No collective: it runs in `together`."""
         if not self._loaded:
             with activity.during("loading the data"):
                 self.problem.load()
@@ -126,40 +126,39 @@ class Minimiser(Loop):
                     self.folder, self.config, self.member, self._devices, *steps, self.problem.summary
                 )
 
-    def _begin(self, found: Path | None) -> None:
-        """Begin with the checkpoint `found`, or with the problem's first tensor if it is None."""
-        if found is None:
+    def _begin(self, path: Path | None) -> None:
+        """Begin with a checkpoint, or with the problem's first tensor if there is none."""
+        if path is None:
             self._tensor = self.problem.begin(0, None).to(self.device)
             return
-        tensors, about = checkpoint.load(found)
-        self.load_state(tensors, about)
+        self.load_state(*checkpoint.load(path))
         self._saves.newest_step = self.step
         if self._lbfgs is None:
             self._note("the optimizer starts afresh: the checkpoint holds the tensor found alone")
-        gone = self._saves.point_to_earlier_best(found, self._progress.best)
-        if gone is not None:
-            self._event("note", gone)
+        if (note := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
+            self._event("note", note)
 
     def state(self) -> StateParts:
         """Return the state of the last whole step; the memory of a search that is spread over the ranks is
         sharded."""
         tensors, about = self._position()
         if self._lbfgs is not None:
-            parts, memory = self._lbfgs.state()
+            parts, about["lbfgs"] = self._lbfgs.state()
             tensors |= {f"optimizer.{name}": self._sharded(part) for name, part in parts.items()}
-            about["lbfgs"] = memory
         return tensors, about
 
     def _sharded(self, part: Tensor) -> DTensor:
-        """Wrap this rank's slices of an L-BFGS vector in a DTensor that stands for the slices of all ranks.
+        """Return an L-BFGS vector of all ranks as a DTensor, from this rank's part of it.
 
         The checkpoint code gathers DTensors, so that the file has the whole vector and fits another number of
-        ranks. `part` has one row for each slice of this rank, and the result one for each slice of the
-        tensor.
+        ranks.
+
+        Args:
+            part: (number of this rank's slices, numbers of a slice); the result is (L, numbers of a slice).
         """
         if self._mesh is None:
             self._mesh = init_device_mesh(self.device.type, (self.member.world_size,))
-        shape = torch.Size((self._found.shape[1], part.shape[1]))
+        shape = torch.Size((self._solution.shape[1], part.shape[1]))
         # Shape and stride are given, because the last ranks may have fewer slices: by default torch takes the
         # rows of this rank times the number of ranks.
         return DTensor.from_local(
@@ -168,7 +167,7 @@ class Minimiser(Loop):
 
     def _position(self) -> StateParts:
         """Return the state without the memory of the search."""
-        return {"model.field": self._found}, {
+        return {"model.field": self._solution}, {
             "step": self.step,
             "stage": self._stage,
             "steps_in_stage": self._steps_in_stage,
@@ -194,11 +193,11 @@ class Minimiser(Loop):
             self._lbfgs.load_state(lambda name: tensors[f"optimizer.{name}"], about["lbfgs"])
 
     def _new_lbfgs(self) -> Lbfgs:
-        shards = Shards(self._found.shape, self.rank, self.member.world_size)
+        shards = Shards(self._solution.shape, self.rank, self.member.world_size)
         return Lbfgs(shards, self.problem.num_pairs, self.device)
 
     @property
-    def _found(self) -> Tensor:
+    def _solution(self) -> Tensor:
         assert self._tensor is not None, "the ranks are gathered before the first step"
         return self._tensor
 
@@ -206,8 +205,8 @@ class Minimiser(Loop):
 
     def _run_steps(self) -> None:
         self._minimise()
-        if self._is_asking:
-            self._hear()
+        if self._consensus_is_open:
+            self._finish_consensus()
 
     def _minimise(self) -> None:
         """Search stage after stage, each until its steps are done or a step gains less than the tolerance."""
@@ -220,13 +219,12 @@ class Minimiser(Loop):
                 self._note(f"{where} ended after {self._steps_in_stage} steps: {ended}")
                 if self._stage == num_stages - 1:
                     return
-                # Computed first, because it may take long; the stage, its tensor and its count of steps
-                # change together.
-                following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
+                # Computed before the state changes, because it may take long and be interrupted.
+                following = self.problem.begin(self._stage + 1, self._solution.cpu()).to(self.device)
                 with uninterrupted():
                     self._tensor, self._stage, self._steps_in_stage = following, self._stage + 1, 0
                     self._lbfgs = None
-        except _Leave:
+        except _EndOfRun:
             return
         except RunError:
             if (failure := self._save_and_wait()) is not None:
@@ -238,16 +236,16 @@ class Minimiser(Loop):
         if self.problem.is_spread(self._stage):
             if self._lbfgs is None:
                 self._lbfgs = self._new_lbfgs()
-            shards = Shards(self._found.shape, self.rank, self.member.world_size)
+            shards = Shards(self._solution.shape, self.rank, self.member.world_size)
             return self._lbfgs.minimise(
                 lambda tensor: self._evaluate_part(tensor, shards),
-                self._found,
+                self._solution,
                 self._num_left,
                 self._after_step,
                 self.problem.tolerance,
             )
         return self.problem.search(
-            self._found,
+            self._solution,
             self._stage,
             range(self._steps_in_stage, self.problem.num_steps[self._stage]),
             self._evaluate,
@@ -278,14 +276,14 @@ class Minimiser(Loop):
     def _after_step(self, tensor: Tensor, loss: float) -> None:
         """Take over the result of a step, record it, complete the step's consensus message, and validate if
         it is time."""
-        # Tensor and step number change together: an interrupt between them would leave a state of no step.
+        # An interrupt in the middle would leave a tensor with the number of another step.
         with uninterrupted():
             self._tensor = tensor
             self.step += 1
             self._steps_in_stage += 1
             self._loss = loss
         self._record(loss)
-        self._hear()
+        self._finish_consensus()
         if self._due(self.config.val_every) and self._validated_step != self.step:
             self._validate()
         self._between_steps()
@@ -299,21 +297,22 @@ class Minimiser(Loop):
         if self.command == "pause":
             self._pause()
         if self.command == "stop":
-            raise _Leave
+            raise _EndOfRun
         if self._progress.is_over:
             self._note(self._progress.end_in_words(self.step))
-            raise _Leave
+            raise _EndOfRun
         self._steer()
         self._consensus.begin()
-        self._is_asking = True
+        self._consensus_is_open = True
         self._step_began_s = time.perf_counter()
         self._num_evaluations = 0
 
-    def _hear(self) -> None:
-        self._is_asking = False
-        super()._hear()
+    def _finish_consensus(self) -> None:
+        self._consensus_is_open = False
+        super()._finish_consensus()
 
     def _due(self, every: int) -> bool:
+        """Return whether the last step is an `every`-th one; never for 0."""
         return every > 0 and self.step > 0 and self.step % every == 0
 
     def _record(self, loss: float) -> None:
@@ -324,48 +323,42 @@ class Minimiser(Loop):
         step_s = time.perf_counter() - self._step_began_s
         # A search by swaps computes no gradient.
         values = {"grad_norm": self._grad_norm} if self._num_evaluations else {}
-        self.recorder.sample(
-            self.step,
-            loss=loss,
-            step_s=step_s,
-            num_evaluations=float(self._num_evaluations),
-            **values,
-        )
+        num_evaluations = float(self._num_evaluations)
+        self.recorder.sample(self.step, loss=loss, step_s=step_s, num_evaluations=num_evaluations, **values)
 
     @property
     def _num_left(self) -> int:
         return self.problem.num_steps[self._stage] - self._steps_in_stage
 
     def _validate(self) -> None:
-        """Measure the tensor on rank 0, which takes several copies of it, and tell the others; so every rank
-        makes the same decisions."""
+        """Measure the tensor on rank 0 and broadcast the values, by which all ranks make the same decisions.
+        Only one rank measures, because that takes the memory of several copies of the tensor. A
+        collective."""
         self._enter("validating")
         with group.without_timeout():
-            measured = together(lambda: self.problem.measure(self._found) if self.rank == 0 else {})
+            measured = together(lambda: self.problem.measure(self._solution) if self.rank == 0 else {})
         measured = exchange.broadcast(measured, source=0)
-        # The loss is that of the step, and nothing is held out of it.
+        # The loss is that of the step: a problem has no held-out data.
         values = {"loss": self._loss, **measured}
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": value for name, value in measured.items()})
             if self._shows_pictures(self.command == "stop" or self.step == sum(self.problem.num_steps)):
-                self._show(self.problem.pictures(self._found))
+                self._show(self.problem.pictures(self._solution))
         self._progress.validated(self.step, values)
         self._validated_step = self.step
         self._enter("training")
 
     def _steer(self) -> None:
         """Apply the settings that the person requested, after the same step on all ranks."""
-        self._steering.asked |= self._consensus.new_settings()
-        now = self._steering.take_due(self.config, begins_epoch=True)
-        if not now:
-            return
-        self._note_settings(self._apply_settings(now), now)
+        self._steering.pending |= self._consensus.new_settings()
+        if now := self._steering.take_due(self.config, begins_epoch=True):
+            self._note_settings(self._apply_settings(now), now)
 
-    # ---- what stays ----
+    # ---- the result ----
 
     def _conclude(self) -> None:
-        """Write the last checkpoint, measure the tensor found and report the result, also if the person
-        stopped the run: what was found may be good enough."""
+        """Write the last checkpoint, measure the tensor and report the result, also if the person stopped the
+        run: the tensor may be good enough."""
         if self.step and self._validated_step != self.step and self.config.val_every:
             self._validate()
         failure = self._save_and_wait()
@@ -379,5 +372,5 @@ class Minimiser(Loop):
         with raising_afterwards(failure):
             if self.rank == 0:
                 with torch.no_grad(), activity.during("working out the result"):
-                    result = self.problem.result(self._found.cpu(), self.folder)
+                    result = self.problem.result(self._solution.cpu(), self.folder)
                 self._event("result", self.config.title, **result)

@@ -1,13 +1,15 @@
 """Keeps NaN and Inf out of the weights, on every rank at the same step and without waiting.
 
-A loss that is not finite makes the rank's gradients not finite, and DDP's all_reduce those of all ranks: the
-norm of the gradient, which every rank has, shows it. On a GPU the host would have to wait for the step to
-read the norm before the optimizer moves. So the decision is made on the device, as torch's GradScaler does
-it: the fused optimizer leaves everything as it is where `found_inf` is 1; for other optimizers, which a
-recipe may bring, the host has to wait. The host reads the norm one step late, with the other numbers. By then
-the next step is in progress; if the run is to stop, the device leaves that step out as well, so that the
-weights are still those from before the bad step. Only then, in the bad case, do the ranks tell one another
-which rank had which bad value.
+A loss that is not finite makes the gradients of its rank not finite, and through DDP's all_reduce those of
+all ranks. So every rank sees it in the norm of the gradient.
+
+On a GPU the host would have to wait for the step to read the norm before the optimizer's step. So the device
+decides, as with torch's GradScaler: a fused optimizer changes nothing where `found_inf` is 1. For other
+optimizers, which a recipe may bring, the host has to wait.
+
+The host reads the norm one step late, with the other numbers. By then the next step is in progress. If the
+run is to stop, the device leaves that step out as well, so that the weights are still those from before the
+bad step. Only if a norm was bad do the ranks exchange which rank had which bad value.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ class Guard:
     step alone, and a run that is resumed takes the same course. If the run stops, the steps that were left
     out last do not count: the trainer goes back to the step that its weights belong to.
 
-    With fp16, GradScaler finds its scale by overflows of the scaled gradient. Such a step is left out and is
-    no failure, unless a loss was bad or the scale has collapsed. Which of the two it was is not known on the
-    device, so the step after a bad loss counts.
+    With fp16, GradScaler lowers its scale after each overflow of the scaled gradient. Such a step is left out
+    and is no failure, unless a loss was bad or the scale has become too small. The device cannot distinguish
+    an overflow from a bad loss, so that it does not leave out the step after a bad loss.
 
     Args:
         config: its `on_nonfinite` and `max_nonfinite_skips`.
@@ -76,13 +78,13 @@ class Guard:
         self._scales_loss = config.amp == "fp16"
 
     def look_at(self, batch: Mapping[str, Tensor]) -> None:
-        """Record, on the device, whether a micro-batch holds NaN or Inf: the first question about a bad
-        loss."""
+        """Record, on the device, whether a micro-batch holds NaN or Inf, so that the message about a bad loss
+        can say whether the data are the cause."""
         for name, values in batch.items():
             if values.is_floating_point():
                 # 0 times a finite sum is 0; 0 times anything else is NaN.
-                found = 0 * values.sum(dtype=torch.float32)
-                self._inputs[name] = self._inputs[name] + found if name in self._inputs else found
+                zero_or_nan = 0 * values.sum(dtype=torch.float32)
+                self._inputs[name] = self._inputs.get(name, 0) + zero_or_nan
 
     def start_of_backward(self, loss: Tensor) -> Tensor:
         """Return the gradient that the backward pass begins with: 1, or NaN for a bad loss, whose own
@@ -109,8 +111,7 @@ class Guard:
         """
         # No value is read on the host here: each decision is a bool tensor on the device. Once more steps in
         # a row were left out than are allowed, the run is to stop, and all later steps are left out too. With
-        # fp16 the device cannot distinguish a bad loss from an overflow of the scaled gradient, which is no
-        # failure, so that only the host counts (`judge`).
+        # fp16 most such steps are overflows and no failures, so that only the host counts failures (`judge`).
         leave_out = ~torch.isfinite(grad_norm)
         if not self._scales_loss:
             leave_out = leave_out | (self._num_left_out > self._allowed)
@@ -134,8 +135,8 @@ class Guard:
         return int(self._num_left_out)
 
     def restore(self, num_left_out: int) -> None:
-        """Continue with `num_left_out` of another rank, or of a checkpoint, which may come from a run that
-        allowed more."""
+        """Continue from the state of another rank or of a checkpoint, before which this number of steps was
+        left out in a row. The checkpoint's run may have allowed more of them than this one."""
         self._num_left_out.fill_(min(num_left_out, self._allowed))
         self._num_bad = 0 if self._scales_loss else min(num_left_out, self._allowed)
 
@@ -170,17 +171,18 @@ class Guard:
         terms = {name: value for name, value in values.items() if not name.endswith("grad_norm")}
         by_rank = exchange.gather(
             {
+                # JSON has no NaN and no Infinity, so the values travel as text.
                 "terms": {name: str(value) for name, value in terms.items() if not math.isfinite(value)},
-                "inputs": [name for name, found in inputs.values().items() if not math.isfinite(found)],
+                "inputs": [name for name, value in inputs.values().items() if not math.isfinite(value)],
             }
         )
-        # JSON has no NaN and no Infinity, so the values travel as text.
-        bad = {name for theirs in by_rank for name in theirs["terms"]}
-        # A bad loss of the model makes its discriminator's loss bad too.
-        loss = "loss" if "loss" in bad else DISCRIMINATOR_LOSS
-        ranks = [rank for rank, theirs in enumerate(by_rank) if loss in theirs["terms"]]
+        # A bad loss of the model makes its discriminator's loss bad too, so the model's is the cause.
+        is_models = any("loss" in bad["terms"] for bad in by_rank)
+        loss = "loss" if is_models else DISCRIMINATOR_LOSS
+        ranks = [rank for rank, bad in enumerate(by_rank) if loss in bad["terms"]]
         kept = f"weights are those of step {newest_step - self.num_left_out}"
         if self._scales_loss and not ranks:
+            # An overflow of the scaled gradient.
             scale = scaler.get_scale()
             if scale >= _SMALLEST_LOSS_SCALE:
                 return None
@@ -194,6 +196,7 @@ class Guard:
         if self._num_bad <= self._allowed:
             count = f"{self._num_bad} of at most {self._allowed} in a row"
             return Verdict(f"{what} at step {step}, which was left out ({count})", first, stop=False)
+        # More than are allowed: the run stops.
         in_a_row = f", and no step since step {step - self._num_bad} was better" if self._num_bad > 1 else ""
         # Where the batch is bad, the learning rate has no part in it.
         advice = _LOOK_AT_DATA if any(by_rank[rank]["inputs"] for rank in ranks) else _WHAT_TO_TRY

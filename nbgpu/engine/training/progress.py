@@ -15,9 +15,8 @@ class BestMetricTracker:
     """Follows one value of the validations, `best_metric`. All ranks see the same values, and so make the
     same decisions.
 
-    The best value is the best of all; early stopping, with `early_stop_patience`, waits for a value that is
-    better by more than `early_stop_min_delta` than the last value that was, so that ever smaller gains do not
-    keep a run alive.
+    `best` is the best of all values. Early stopping counts the validations since a value last beat the one
+    before by more than `early_stop_min_delta`, so that ever smaller gains do not prolong a run.
 
     Args:
         config: the settings; if `best_metric` is empty, nothing is followed.
@@ -28,7 +27,9 @@ class BestMetricTracker:
         self._sign = 1.0 if config.best_mode == "max" else -1.0
         self.best: Score | None = None
         self._to_beat: float | None = None
+        """The last value that was better by more than `early_stop_min_delta`."""
         self._num_worse = 0
+        """The number of validations since then."""
 
     def validated(self, step: int, means: Mapping[str, float]) -> None:
         """Record a validation.
@@ -45,9 +46,9 @@ class BestMetricTracker:
         if not name:
             return
         if name not in means:
-            known = ", ".join(means) or "none, because no sample is held out"
+            names = ", ".join(means) or "none, because no sample is held out"
             raise RunError(
-                f"best_metric={name!r} is not a value of this recipe's validation. Values: {known}"
+                f"best_metric={name!r} is not a value of this recipe's validation. Values: {names}"
             )
         value = means[name]
         if self._is_better(value, self.best.value if self.best else None, by=0.0):

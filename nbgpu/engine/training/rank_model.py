@@ -119,19 +119,9 @@ class AdversarialStep(PlainStep):
         return self.discriminator.loss_of_model(self.strategy.replica, batch)
 
 
-@dataclass(frozen=True)
-class Networks:
-    """The networks that have weights, on the rank's device, the same on every rank."""
-
-    model: nn.Module
-    discriminator: Discriminator | None
-    notes: Sequence[str]
-    """Notes about the model, for the run's records."""
-
-
 class RankModel:
-    """The model on this rank, which is built once, and distributed over the ranks whenever their group is
-    formed.
+    """The model on this rank. It is built once, and distributed over the ranks by DDP or FSDP again whenever
+    their group is formed.
 
     Args:
         guard: leaves out the updates of bad steps.
@@ -141,13 +131,16 @@ class RankModel:
     def __init__(self, guard: Guard, device: torch.device) -> None:
         self._guard = guard
         self._device = device
+        self._model: nn.Module | None = None
+        self._discriminator: Discriminator | None = None
         self._state: State | None = None
+        """The state of the two networks; None until `prepare`."""
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
         """Copies with which a step can be undone; empty between steps."""
         self.bucket_order: Sequence[int] = ()
-        """The order of the parameters in DDP's buckets after the last step, for the DDP object that the next
-        group, or a process in this one's place, makes."""
+        """The order of the parameters in DDP's buckets after the last step. The DDP object of the next group,
+        also in a process that replaces this one, takes the same order."""
         self.num_parameters = 0
         """How many numbers the parameters of the whole model hold; 0 before it is built."""
         self._before_bytes: int | None = None
@@ -176,54 +169,48 @@ class RankModel:
         """Return whether a rank that is replaced can get its part of the model from another rank."""
         return self._strategy is None or self._strategy.survives
 
-    def networks(self, config: TrainConfig, recipe: Recipe) -> Networks:
-        """Return the existing networks, or build new ones. Every rank draws the same weights."""
+    def build(self, config: TrainConfig, recipe: Recipe) -> Sequence[str]:
+        """Build the model and its discriminator, unless there is a state; return notes about the model. Every
+        rank draws the same weights."""
         if self._state is not None:
-            return Networks(self._state.model, self._state.discriminator, ())
+            return ()
+        # Freed first: they are left over if `prepare` was interrupted.
+        self._model = self._discriminator = None
         with activity.during("building the model"):
-            model, notes = models.build(config, recipe, self._device)
-        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        return Networks(model, Discriminator.of(config, recipe, self._device), notes)
+            self._model, notes = models.build(config, recipe, self._device)
+        self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        self._discriminator = Discriminator.of(config, recipe, self._device)
+        return notes
 
     def spread(
-        self,
-        config: TrainConfig,
-        recipe: Recipe,
-        networks: Networks,
-        learning_rate: LearningRate,
-        bucket_order: Sequence[int],
+        self, config: TrainConfig, recipe: Recipe, learning_rate: LearningRate, bucket_order: Sequence[int]
     ) -> None:
-        """Distribute the networks over the ranks of the group by DDP or FSDP. A collective.
+        """Distribute the model over the ranks of the group by DDP or FSDP. A collective.
 
         Args:
             config: the settings.
             recipe: names the blocks that FSDP gathers one at a time.
-            networks: the result of `networks` on this rank.
             learning_rate: its warm-up decides when PowerSGD begins.
-            bucket_order: the order of the parameters in DDP's buckets in the state that the networks begin
-                with.
+            bucket_order: the order of the parameters in DDP's buckets in the state that the run begins with.
         """
+        assert self._model is not None, "the model is built before it is distributed"
         self.bucket_order = bucket_order
-        model = networks.model
         self._strategy = spread(
             config,
-            model,
-            recipe.blocks(model),
+            self._model,
+            recipe.blocks(self._model),
             self._device,
             num_warmup_steps=learning_rate.num_warmup_steps,
             bucket_order=bucket_order,
         )
 
-    def prepare(
-        self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
-    ) -> None:
-        """Make the optimizer and the rest of the state for the networks that were spread, unless there is a
-        state. It comes after `spread`, because FSDP replaces the parameters. No collective: a recipe's own
+    def prepare(self, config: TrainConfig, recipe: Recipe, learning_rate: LearningRate) -> None:
+        """Make the optimizer and the rest of the state, unless there is a state. Call it after `spread`,
+        because FSDP replaces the parameters. No collective, so that it can run in `together`: a recipe's own
         optimizer may fail on one rank alone."""
         if self._state is None:
-            self._state = State(
-                config, recipe, networks.model, learning_rate, self._device, networks.discriminator
-            )
+            assert self._model is not None, "the model is built and distributed first"
+            self._state = State(config, recipe, self._model, learning_rate, self._device, self._discriminator)
 
     def follow(self, config: TrainConfig, recipe: Recipe) -> None:
         """Continue under other settings."""
@@ -235,8 +222,8 @@ class RankModel:
     # ---- a step ----
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int, steps_per_epoch: int) -> PlainStep:
-        """Return the work of the next step; from the discriminator's first step on, the discriminator takes
-        part.
+        """Begin the next step; return it as a PlainStep, or as an AdversarialStep from the discriminator's
+        first step on.
 
         Args:
             config, recipe: the present settings, and the recipe built from them.
@@ -282,7 +269,7 @@ class RankModel:
         """Revert the changes of a step that was cut off."""
         if self._state is None:
             return
-        # A validation that was cut off has left the averaged weights in the model.
+        # A validation that was cut off may have left the averaged weights in the model.
         if self._state.average is not None:
             self._state.average.out_of_the_model()
         # The gradients are views into DDP's buckets, which may hold half of a sum.
@@ -292,10 +279,10 @@ class RankModel:
         # Between two steps there are no copies, and nothing to put back.
         for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
             buffer.copy_(before)
-        # Another rank's state may be loaded next, to which these copies do not belong.
+        # If another rank's state is loaded next, a second `undo_step` must not put these copies over it.
         self._buffers_before_step = []
 
-    # ---- its end ----
+    # ---- the end of a group or of the state ----
 
     def leave_group(self) -> None:
         """Release DDP's or FSDP's objects, which belong to a process group that is about to end."""
@@ -304,8 +291,8 @@ class RankModel:
             self._strategy = None
 
     def forget(self) -> None:
-        """Release the state."""
-        self._state = None
+        """Release the networks and their state; `build` makes new ones."""
+        self._model = self._discriminator = self._state = None
         self._buffers_before_step = []
         self._guard.restore(0)
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, cycle, islice
 
 import torch
 from torch import Tensor, nn
@@ -25,21 +25,18 @@ RESULT_NOTE = (
 )
 
 
-@contextmanager
-def anomalies(config: TrainConfig) -> Iterator[None]:
-    """Inside the context torch's anomaly detection is on: if a backward pass gives NaN, the error names the
-    operation and shows the line of the forward pass that called it.
+def anomalies(config: TrainConfig) -> AbstractContextManager[None]:
+    """Return a context in which a smoke test has torch's anomaly detection on: if a backward pass gives NaN,
+    the error names the operation and shows the line of the forward pass that called it.
 
     Use it around training steps only. torch records a Python stack for every differentiable operation;
     computing the result's baseline (a model fitted for comparison) would then take minutes on a slow file
     system.
     """
     if not config.smoke_test:
-        yield
-        return
+        return nullcontext()
     # With fp16, the search for the loss scale begins with overflows.
-    with torch.autograd.set_detect_anomaly(True, check_nan=config.amp != "fp16"):
-        yield
+    return torch.autograd.set_detect_anomaly(True, check_nan=config.amp != "fp16")
 
 
 class SmokeTest:
@@ -56,12 +53,13 @@ class SmokeTest:
         self.validation: Mapping[str, float] = {}
         """The values of the last validation, by name."""
 
-    def few_of(self, loaders: Loaders) -> Loaders:
-        """Return loaders that give the batches of the first step in every step, and the first held-out
-        samples only."""
+    def reduced(self, loaders: Loaders) -> Loaders:
+        """Return loaders that repeat the batches of the first step in every step, and have only the first
+        held-out samples."""
         num_samples = self._config.batch_size
         held_out = [{name: v[:num_samples] for name, v in batch.items()} for batch in islice(loaders.val, 1)]
-        return replace(loaders, train=_Again(loaders.train, self._batches, self._config), val=held_out)
+        train = _Repeated(loaders.train, self._batches, self._config.accumulate)
+        return replace(loaders, train=train, val=held_out)
 
     def begins(self, model: nn.Module) -> None:
         """Record the weights before the first step."""
@@ -100,8 +98,8 @@ class SmokeTest:
             f"rank {rank}: {', '.join(names)}" for rank, (_, names) in enumerate(by_rank) if names
         ]:
             return False, f"batches hold NaN or Inf ({'; '.join(holders)})"
-        if any(theirs != by_rank[0][0] for theirs, _ in by_rank):
-            different = "; ".join(f"rank {rank}: {theirs}" for rank, (theirs, _) in enumerate(by_rank))
+        if any(shapes != by_rank[0][0] for shapes, _ in by_rank):
+            different = "; ".join(f"rank {rank}: {shapes}" for rank, (shapes, _) in enumerate(by_rank))
             return False, f"batches differ between the ranks ({different})"
         size = next(iter(self._batches[0].values())).shape[0]
         if size != self._config.batch_size:
@@ -124,11 +122,12 @@ class SmokeTest:
         them.
         """
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        # A rank may have no part of a small parameter that is sharded.
-        moved = exchange.gather(
+        # A parameter has moved if its shard has on any rank: a rank may have no part of a small parameter.
+        by_rank = exchange.gather(
             [name for name, p in trained if not torch.equal(own_part(p.detach()), self._before[name])]
         )
-        still = [name for name, _ in trained if not any(name in theirs for theirs in moved)]
+        moved = set(chain.from_iterable(by_rank))
+        still = [name for name, _ in trained if name not in moved]
         if not still:
             return True, f"each of the {len(trained)} parameters got a gradient without NaN or Inf, and moved"
         more = f" and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else ""
@@ -145,7 +144,7 @@ class SmokeTest:
         by_rank = exchange.gather({name: _fingerprint(p) for name, p in model.named_parameters()})
         if len(by_rank) == 1:
             return True, "one rank: there are no weights to compare"
-        different = [name for name in by_rank[0] if len({theirs[name] for theirs in by_rank}) > 1]
+        different = [name for name in by_rank[0] if len({digests[name] for digests in by_rank}) > 1]
         if different:
             return False, f"weights differ between the ranks, in {', '.join(different[:_MAX_NAMES])}"
         return True, f"weights are the same on all {len(by_rank)} ranks, to the last bit"
@@ -186,20 +185,24 @@ def _fingerprint(tensor: Tensor) -> str:
     ).hexdigest()
 
 
-class _Again:
-    """Repeats the first batches of a loader endlessly."""
+class _Repeated:
+    """Repeats the first batches of a loader endlessly.
 
-    def __init__(self, source: Iterable[Batch], kept: list[Batch], config: TrainConfig) -> None:
+    Args:
+        source: the loader.
+        first: gets the batches; shared by all iterations.
+        num_batches: how many batches are repeated.
+    """
+
+    def __init__(self, source: Iterable[Batch], first: list[Batch], num_batches: int) -> None:
         self._source = source
-        self._kept = kept
-        self._num_batches = config.accumulate
+        self._first = first
+        self._num_batches = num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of the first step again and again."""
-        if not self._kept:
-            self._kept += islice(self._source, self._num_batches)
-        while True:
-            yield from self._kept
+        if not self._first:
+            self._first += islice(self._source, self._num_batches)
+        return cycle(self._first)
 
 
 def in_words(config: TrainConfig, world_size: int, well: Sequence[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """The times and numbers of a training step, at the cost of a few clock readings and without a wait.
 
-On a CPU a part of the step is what the main thread does. On a GPU it is what the device does, between events
-in its stream; they are read one step late, when the device has passed all of them. A part that exchanges
-gradients beside computing ends with the rank's own last gradient: whatever comes after it until all gradients
-of all ranks have arrived is exposed.
+On a CPU the parts of a step are timed on the main thread. On a GPU they are timed on the device, by events in
+its stream, which are read one step late, when the device has passed all of them.
+
+The backward pass computes gradients and exchanges them at the same time. Its time ends when the rank has
+computed its last gradient. From then until the last gradients of all ranks have arrived the rank only waits:
+this time is the exposed part of the exchange.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from nbgpu.engine.model.moments import Anchors, Moment
 from nbgpu.engine.model.transfers import Transfer, Transfers, for_statistics
 
 Part = timeline.Part | Literal["beside"]
-"""The parts that the trainer marks; 'beside' is the pass of a discriminator, which follows on the model's."""
+"""The parts that the trainer marks. 'beside' is the discriminator's forward and backward pass, which comes
+after the model's."""
 
 _COLUMNS: dict[Part, str] = {
     "forward": "forward_s",
@@ -30,8 +33,9 @@ _COLUMNS: dict[Part, str] = {
     "beside": "backward_s",
     "optimizer": "optimizer_s",
 }
-"""The other parts are neither named nor measured: they are what is left of a step."""
+"""The column of each part that is measured; the other parts are the rest of the step."""
 _STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_statistics_s"}
+"""The columns of the waits for BatchNorm's statistics within these parts."""
 
 
 class StepClock:
@@ -40,8 +44,8 @@ class StepClock:
     Args:
         profiler: marks the same parts in its trace.
         anchors: connect the device's clock with the host's; None if the step is not recorded.
-        transfers: of the gradients; None where they do not travel, or cannot be separated from the
-            computation.
+        transfers: records when gradients travel; None where they do not, or not separately from the
+            computation (fsdp).
     """
 
     def __init__(self, profiler: Profiler, anchors: Anchors | None, transfers: Transfers | None) -> None:
@@ -66,7 +70,7 @@ class StepClock:
             self._marks.append((part, Moment(self._device)))
 
     def end(self) -> None:
-        """Begin the part that follows on the step's work."""
+        """End the last part of the step."""
         self.enter("other")
         for_statistics.end()
         if self._transfers is not None:
@@ -85,7 +89,9 @@ class StepClock:
         if not self._marks:
             return {}
         marks, sent = self._moments()
-        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent], self._for_statistics)
+        return step_parts(
+            marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent], self._for_statistics
+        )
 
     def detail(self) -> dict[str, Any]:
         """Return every moment of the step, for an event of the kind TIMELINE; the device has passed its
@@ -106,14 +112,14 @@ class StepClock:
 
 
 def is_detailed(step: int) -> bool:
-    """Return whether every moment of a step is recorded: for the three steps from 1, 3, 10, 30, 100, … on,
-    except the first two steps of all, so that the records of a long run stay small."""
+    """Return whether every moment of a step is recorded: for the three steps that begin at 1, 3, 10, 30, 100
+    and so on, so that the records of a long run stay small. Steps 1 and 2 are left out."""
     first = 10 ** (len(str(step)) - 1)
     # The first steps allocate memory and choose kernels, and so are not typical.
     return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
 
 
-def parts_of(
+def step_parts(
     marks: Sequence[tuple[Part, float]],
     sent: Sequence[timeline.Interval],
     waits: Sequence[timeline.Interval] = (),
@@ -134,22 +140,22 @@ def parts_of(
         if column is None:
             continue
         # The transfers that began in this part; DDP sends buckets during the backward pass.
-        own = [(ready, arrived) for ready, arrived in sent if begin_s <= ready < end_s]
+        began_here = [(ready, arrived) for ready, arrived in sent if begin_s <= ready < end_s]
         waited_s = sum(end - begin for begin, end in waits if begin_s <= begin < end_s)
         if waited_s and column in _STATISTICS:
             name = _STATISTICS[column]
             seconds[name] = seconds.get(name, 0.0) + waited_s
-        if not own:
+        if not began_here:
             seconds[column] += end_s - begin_s
         elif part == "backward":
-            # What DDP does after the last bucket has arrived is none of these.
-            ready_at_s = max(ready for ready, _ in own)
+            # What DDP does after the last bucket has arrived belongs to none of the columns.
+            ready_at_s = max(ready for ready, _ in began_here)
             seconds[column] += ready_at_s - begin_s
-            exposed.append((ready_at_s, max(arrived for _, arrived in own)))
+            exposed.append((ready_at_s, max(arrived for _, arrived in began_here)))
         else:
-            # Here the rank waits for each transfer, such as that of a discriminator's gradient, so that none
-            # of it is hidden behind computation.
-            waited = timeline.union(own)
+            # Here the rank computes nothing while gradients travel, such as a discriminator's: all of the
+            # exchange is exposed.
+            waited = timeline.union(began_here)
             seconds[column] += end_s - begin_s - timeline.total(waited)
             exposed += waited
     if sent:

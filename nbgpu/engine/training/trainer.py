@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.settings import steerable
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.checkpoints import sharing
 from nbgpu.engine.checkpoints.saving import StateParts
@@ -83,8 +84,8 @@ class Trainer(Loop):
         survives = self._rank_model.survives
         self._profiler.close(self.step)
         self._rank_model.leave_group()
-        # The last step may not have been judged, which takes all ranks: if the run is to stop, they repeat
-        # the step.
+        # Only the numbers of the last step are recorded. Judging whether they end the run is a collective: if
+        # they do, the ranks repeat the step and judge it then.
         self._record_numbers()
         self._unrecorded = None
         if not survives:
@@ -130,9 +131,10 @@ class Trainer(Loop):
         """Load the data, build and distribute the model, and bring every rank to the same step: that of the
         rank that has done most steps, of a checkpoint, or the first. A collective.
 
-        The steps that may fail on one rank alone run in `together`, so that all ranks raise; the others are
-        collectives themselves.
+        Calls that may fail on one rank alone are made in `together`, so that all ranks raise; the other calls
+        are collectives themselves.
         """
+        # Agree on the state to begin with.
         began = self._data.began if self._step_batches is not None else (0, 0)
         gathered = self._gather(
             self._begun, lost=self._lost_step, data_began=began, bucket_order=self._rank_model.bucket_order
@@ -142,22 +144,22 @@ class Trainer(Loop):
         if not self._rank_model.is_built:
             self._enter("loading")
         together(self._load)
-        # The state of another rank belongs to the batches that its data gave from this step and epoch on.
         self._require_the_same_data()
         if source is not None:
+            # The state to be copied was trained on the batches of loaders that began at this (step, epoch).
             self._start_data(*gathered.positions[source]["data_began"])
         self._write_info()
-        # The strategy distributes the weights only once the model is the same on all ranks.
-        networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
-        self._note(*networks.notes)
-        if self.config.ema_decay and not self._rank_model.is_built:
-            self._note("ema_decay: validation and result are those of the averaged weights")
         is_new = not self._rank_model.is_built
-        parts = (self.config, self.recipe, networks, self._learning_rate())
+        # The strategy distributes the weights only once the model is the same on all ranks.
+        self._note(*together(lambda: self._rank_model.build(self.config, self.recipe)))
+        if self.config.ema_decay and is_new:
+            self._note("ema_decay: validation and result are those of the averaged weights")
+        parts = (self.config, self.recipe, self._learning_rate())
         self._rank_model.spread(*parts, gathered.bucket_order)
         together(lambda: self._rank_model.prepare(*parts))
         if is_new:
             self._note(*self._built.grouped.in_words())
+        # Every rank takes the chosen state.
         self._saves.newest_step = 0
         if source is not None:
             self._copy_state(self.state(), source)
@@ -180,7 +182,7 @@ class Trainer(Loop):
             with activity.during("loading the data"):
                 loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
             if self._smoke is not None:
-                loaders = self._smoke.few_of(loaders)
+                loaders = self._smoke.reduced(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
             self._note(
@@ -192,11 +194,9 @@ class Trainer(Loop):
             self._require_a_schedule()
 
     def _require_a_schedule(self) -> None:
-        """Raise ConfigError if the run would end before its learning rate has risen, or if the recipe's own
-        schedule gives no rates. The check comes after the data are loaded, when the number of steps of
-        `epochs` is known."""
-        learning_rate = self._learning_rate()
-        learning_rate.try_out()
+        """Raise ConfigError if the run would end before its warm-up does, and let the recipe's own schedule
+        raise its errors. Only once the data are loaded is the number of steps of `epochs` known."""
+        self._learning_rate().try_out()
         # A run that only works out its result has no step to do.
         if self.step < self.total_steps and (
             problem := self.config.warm_up_problem(self.total_steps, self._data.loaders.steps_per_epoch)
@@ -208,6 +208,8 @@ class Trainer(Loop):
             data_identity.require_the_same(self._data.loaders)
 
     def _start_data(self, step: int, epoch: int) -> None:
+        """Let an epoch of the loaders begin at this step of the run, and compute the run's number of
+        steps."""
         if self._data.began != (step, epoch):
             self._data.begin_at(step, epoch)
         self.total_steps = self._data.total_steps(self.config)
@@ -267,16 +269,16 @@ class Trainer(Loop):
                 self._event("note", f"goes on with another number of ranks: {ranks}")
             self.load_state(tensors, about)
             self._saves.newest_step = self.step
-            if said := self._data.begin_as(about, self.step):
-                self._note(said)
+            if note := self._data.begin_as(about, self.step):
+                self._note(note)
             self.total_steps = self._data.total_steps(self.config)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
             # The sha256 of the file is right, but a person may have written the file.
             raise RunError(f"{path / checkpoint_files.STATE} is not what nbgpu writes: {error!r}") from error
-        if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
-            self._event("note", gone)
+        if (missing := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
+            self._event("note", missing)
 
     def _describe_continuation(self) -> str:
         """Return a sentence about the step from which training goes on; if the sharded state was lost (fsdp),
@@ -326,8 +328,8 @@ class Trainer(Loop):
     def _steer(self) -> None:
         """Apply the settings that the person requested, at the same step on all ranks; settings of the data
         apply from the next epoch. A collective if there are any."""
-        self._steering.asked |= self._consensus.new_settings()
-        if not self._steering.asked:
+        self._steering.pending |= self._consensus.new_settings()
+        if not self._steering.pending:
             return
         epoch, steps_into_epoch = self._data.epoch_at(self.step)
         now = self._steering.take_due(self.config, begins_epoch=steps_into_epoch == 0)
@@ -336,16 +338,16 @@ class Trainer(Loop):
         # First record the last step under the settings with which it was computed.
         self._flush()
         before = self._apply_settings(now)
-        if self._steering.changes_data(now, self.config):
+        if any(steerable(type(self.config))[name] == "epoch" for name in now):
             self._data.loaders.close()
             self._step_batches = None
             together(self._load)
             self._require_the_same_data()
             self._start_data(self.step, epoch)
         self._write_info()
-        whose_rates = self._built.grouped.in_words()
+        rates_before = self._built.grouped.in_words()
         self._built.follow(self.config, self.recipe, self._learning_rate())
-        if whose_rates != self._built.grouped.in_words():
+        if rates_before != self._built.grouped.in_words():
             self._note(*self._built.grouped.in_words())
         self._note_settings(before, now)
 
@@ -359,8 +361,10 @@ class Trainer(Loop):
         return before
 
     def _train_step(self) -> None:
-        """Do one optimizer step over `accumulate` micro-batches, and read its losses one step later. A
-        collective."""
+        """Do one optimizer step over `accumulate` micro-batches. A collective.
+
+        Its losses are recorded only in the next step (`_record`), so that the device need not be waited for.
+        """
         started_s = time.perf_counter()
         # On a GPU each mark of the clock is a CUDA event, so only steps that are recorded get a clock.
         is_timed = self.recorder is not None and (
@@ -373,7 +377,8 @@ class Trainer(Loop):
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
         clock.enter("agreement")
-        # This small all_reduce travels while the forward and backward passes are computed.
+        # The consensus message carries a failure to fetch data, and the person's commands. This small
+        # all_reduce travels while the forward and backward passes are computed.
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
         step = self._rank_model.begin_step(
@@ -381,17 +386,17 @@ class Trainer(Loop):
         )
         lr = self._built.learning_rate.at(self.step)
         sums: dict[str, Tensor] = {}
-        own_s = 0.0
+        compute_s = 0.0
         for index, batch in enumerate(batches):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._rank_model.strategy.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
-                # A recipe may ask for this place, to draw numbers that belong to samples of several ranks.
-                with randomness.at(self._place_of(index)):
+                # A recipe may read this position, to draw the same numbers for a sample on every rank.
+                with randomness.at(self._position(index)):
                     terms = step.forward(batch)
                 straggler.catch_up()
                 if index == 0:
-                    own_s = time.perf_counter() - started_s
+                    compute_s = time.perf_counter() - started_s
                 self._guard.look_at(batch)
                 clock.enter("backward")
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
@@ -402,7 +407,7 @@ class Trainer(Loop):
         clock.enter("waiting")
         # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
         # here.
-        self._hear()
+        self._finish_consensus()
         clock.enter("optimizer")
         norms = step.gradient_norms()
         if self.log_writer is not None:
@@ -412,8 +417,8 @@ class Trainer(Loop):
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
-        # An optimizer makes its state in its first step, so that only now a state that no checkpoint can hold
-        # is found.
+        # An optimizer makes its state in its first step. Only now can it turn out that no checkpoint can hold
+        # that state.
         self._built.grouped.require_saveable()
         straggler.catch_up()
         clock.end()
@@ -425,13 +430,13 @@ class Trainer(Loop):
             "samples_per_s": self.config.batch_size * self.config.accumulate / step_s,
         }
         if self.device.type == "cpu":
-            # The rank's own work before it first waits for the others, which distinguishes a slow rank from
-            # the rest. On a GPU this would only be the time that it takes to queue the work.
-            numbers["compute_s"] = own_s
+            # The rank's work before it first waits for other ranks shows which rank is slow. On a GPU this
+            # would only be the time that it takes to queue the work.
+            numbers["compute_s"] = compute_s
         means = {name: total / self.config.accumulate for name, total in sums.items()}
         self._record(means | norms, numbers, clock, inputs)
 
-    def _place_of(self, micro_batch: int) -> randomness.Place:
+    def _position(self, micro_batch: int) -> randomness.Place:
         """Return the position of a micro-batch among the samples of this step, which are counted over all
         micro-batches of rank 0, then of rank 1, and so on."""
         before = (self.rank * self.config.accumulate + micro_batch) * self.config.batch_size
@@ -451,12 +456,12 @@ class Trainer(Loop):
         return epoch_is_due or self._due(self.config.checkpoint_every) or self._progress.is_best(self.step)
 
     def _ends_an_epoch(self, every: int) -> bool:
-        """Return whether the last step was the end of an epoch, of each `every`-th one; 0 for none."""
+        """Return whether the last step was the end of an `every`-th epoch; never for 0."""
         epoch, steps_into_epoch = self._data.epoch_at(self.step)
         return every > 0 and self.step > 0 and steps_into_epoch == 0 and epoch % every == 0
 
     def _due(self, every: int) -> bool:
-        """Return whether the last step is an `every`-th one, or the last of the run; 0 for never."""
+        """Return whether the last step is an `every`-th one, or the last of the run; never for 0."""
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
 
     def _validate(self) -> None:
@@ -494,8 +499,8 @@ class Trainer(Loop):
 
     def _save(self) -> None:
         """Begin a checkpoint on rank 0. No rank waits for it, and training continues if it fails."""
-        # First find out whether the step was left out: if the run stops for that, an earlier step is to be
-        # saved.
+        # Judge the last step first: if its loss or gradient was not finite and the run stops for that, the
+        # checkpoint is of an earlier step.
         self._flush()
         self._saves.begin(self.step, self._state_to_save(), self._score())
 
@@ -518,26 +523,29 @@ class Trainer(Loop):
             self._check_smoke_test(self._smoke)
 
     def _go_back_to_best(self) -> None:
-        """Load the whole state with the best validation, and not only its weights: if a rank is replaced now,
-        all ranks take one state of one step."""
-        path, why = self._saves.best(self.step, self._progress.best)
+        """Load the checkpoint with the best validation, for the result.
+
+        The whole state is loaded, and not only the weights: if a rank is replaced now, its successor copies a
+        state that belongs to one step.
+        """
+        path, reason = self._saves.best(self.step, self._progress.best)
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))
-        elif why:
-            self._note(f"the result is that of the last step, not of the best one: {why}")
+        elif reason:
+            self._note(f"the result is that of the last step, not of the best one: {reason}")
 
     @property
     def _has_result(self) -> bool:
         return self.config.work_out_result and self.command != "stop"
 
     def _evaluated(self) -> list[Any] | None:
-        """Return what the model does with each sample of the result, where the recipe shares that out. A
-        collective."""
+        """Return the recipe's `evaluate` of each sample of the result, for which all ranks share the work;
+        None if the recipe has no such method. A collective."""
         recipe = self.recipe
         if not isinstance(recipe, Evaluated):
             return None
 
-        def tell(num_done: int, num_samples: int) -> None:
+        def report(num_done: int, num_samples: int) -> None:
             if self.recorder is not None:
                 self.recorder.state("working out the result", self.step, done=num_done, total=num_samples)
 
@@ -548,7 +556,7 @@ class Trainer(Loop):
             self.device,
             self.member,
             self.config.batch_size,
-            tell,
+            report,
         )
 
     def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
@@ -557,8 +565,7 @@ class Trainer(Loop):
 
         Args:
             failure: the error of the last checkpoint.
-            evaluated: the recipe's `evaluate` for each sample of the result, where the recipe shares that
-                out.
+            evaluated: the result of `_evaluated`.
         """
         if self._has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
@@ -585,8 +592,8 @@ class Trainer(Loop):
 
     def _check_smoke_test(self, smoke_test: SmokeTest) -> None:
         """Report how a smoke test went; this includes continuing from its checkpoint."""
-        own = self.folder / "checkpoints" / checkpoint_files.checkpoint_name(self.step)
-        path = sharing.everywhere(served.original(own))
+        name = checkpoint_files.checkpoint_name(self.step)
+        path = sharing.everywhere(served.original(checkpoint_files.checkpoints_folder(self.folder) / name))
         loaded, about = together(lambda: checkpoint.load(path))
         well, wrong = smoke_test.verdict(self._built.model, loaded, self.state()[0], path.name)
         if wrong:
@@ -601,7 +608,8 @@ class Trainer(Loop):
         clock: StepClock,
         inputs: Mapping[str, Tensor],
     ) -> None:
-        """Record each step one step late, so that reading a loss never makes the GPU wait for the CPU."""
+        """Record the step before this one, and keep this one's numbers for the next call: read one step late,
+        a loss never makes the GPU wait for the CPU."""
         self._flush()
         self._unrecorded = StepRecord(
             self.step, notebooks_time_s(), Readings(tensors), numbers, clock, Readings(inputs)
@@ -654,6 +662,6 @@ class Trainer(Loop):
         return step % self.config.log_every == 0 or step == self.total_steps
 
     def _step_back(self) -> None:
-        """Set `self.step` to the step of the weights, if the steps after it were left out."""
+        """Set `self.step` back to the step of the weights: the steps after it were left out."""
         self.step -= self._guard.num_left_out
         self._guard.restore(0)

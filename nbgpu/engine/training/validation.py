@@ -4,7 +4,7 @@ judged together, and what it makes of the samples of the result."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, TypeVar
@@ -26,8 +26,8 @@ Result = TypeVar("Result")
 Values = TypeVar("Values")
 
 
-_EVALUATED_PERIOD_S = 0.5
-"""The least time between two records of how far a rank has come."""
+_REPORT_PERIOD_S = 0.5
+"""The least time between two reports of the progress of an evaluation."""
 
 
 @contextmanager
@@ -43,11 +43,11 @@ def evaluating(state: State, strategy: Strategy) -> Iterator[None]:
 
 
 def each_alone(strategy: Strategy, work: Callable[[], Result]) -> Result:
-    """Call `work` on every rank, in which the rank may call the model as often as it likes; raise on every
-    rank if it failed on any (`consensus.together`). A collective, inside `evaluating`.
+    """Call `work` on every rank; return this rank's result, or raise on every rank if it failed on any. A
+    collective, inside `evaluating`.
 
-    Ranks have different numbers of samples, and with fsdp each forward pass is a collective of all ranks:
-    `strategy.each_alone` has the other ranks take part.
+    `work` may call the model a different number of times on each rank. With fsdp each forward pass is a
+    collective: `strategy.each_alone` has ranks that are done with their work take part in those of others.
     """
     return together(lambda: strategy.each_alone(work))
 
@@ -96,9 +96,9 @@ def validate(
             each_alone(strategy, lambda: show_pictures(recipe))
         if isinstance(recipe, Judge):
             return _judged(recipe, each_alone(strategy, lambda: _local_values(on_batches(recipe.validate))))
-        own = each_alone(strategy, lambda: _local_sums(on_batches(recipe.validate)))
-    # A rank may have had no sample, and then does not know the names.
-    gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
+        local_sums = each_alone(strategy, lambda: _local_sums(on_batches(recipe.validate)))
+    # A rank without samples does not know the names of the values.
+    gathered: list[tuple[dict[str, float], int]] = exchange.gather(local_sums)
     num_samples = sum(count for _, count in gathered)
     names = dict.fromkeys(name for sums, _ in gathered for name in sums)
     return {name: sum(sums.get(name, 0.0) for sums, _ in gathered) / num_samples for name in names}
@@ -132,12 +132,18 @@ def _local_values(by_batch: Iterable[Mapping[str, Tensor]]) -> dict[str, list[fl
     return by_name
 
 
-def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
+def _judged(recipe: Judge, local_values: dict[str, list[float]]) -> dict[str, float]:
     """Gather the values of all samples on every rank, in order of rank, and return the recipe's judgement of
-    them, such as an AUC, which is no mean over samples. A collective."""
-    everyone: list[dict[str, list[float]]] = exchange.gather(own)
-    names = dict.fromkeys(name for values in everyone for name in values)
-    gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
+    them, such as an AUC, which is no mean over samples. A collective.
+
+    Args:
+        recipe: judges the values.
+        local_values: the result of `_local_values` on this rank.
+    """
+    gathered: dict[str, list[float]] = {}
+    for values_by_name in exchange.gather(local_values):
+        for name, values in values_by_name.items():
+            gathered.setdefault(name, []).extend(values)
     return recipe.judge(gathered) if gathered else {}
 
 
@@ -148,7 +154,7 @@ def evaluate(
     device: torch.device,
     member: Membership,
     chunk_size: int,
-    tell: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> list[Any]:
     """Call the recipe's `evaluate` for every sample of the result, where rank r takes the samples r, r +
     world_size, …; return the results in the order of the samples, on every rank.
@@ -162,40 +168,29 @@ def evaluate(
         device: the rank's device.
         member: the rank's place in the group.
         chunk_size: the number of samples that are evaluated at a time.
-        tell: receives from time to time (the samples that this rank has evaluated, all of its samples).
+        report: receives the progress from time to time: (the number of samples that this rank has evaluated,
+            the number of all of its samples).
     """
-    samples = recipe.samples_of_result()
-    own = samples[member.rank :: member.world_size]
-    share = each_alone(strategy, lambda: _share(recipe, model, device, own, chunk_size, tell))
-    shares: list[list[Any]] = exchange.gather(share)
+    all_samples = recipe.samples_of_result()
+    samples = all_samples[member.rank :: member.world_size]
+
+    def evaluate_share() -> list[Any]:
+        """Evaluate this rank's samples, and report the progress."""
+        results: list[Any] = []
+        # Each report is a record in the run's file, so that they are limited to one per period.
+        reported_s = -_REPORT_PERIOD_S
+        with activity.during("working out the result"):
+            for first in range(0, len(samples), chunk_size):
+                if time.monotonic() - reported_s >= _REPORT_PERIOD_S:
+                    reported_s = time.monotonic()
+                    report(first, len(samples))
+                results += recipe.evaluate(model, device, samples[first : first + chunk_size])
+        report(len(samples), len(samples))
+        return results
+
+    shares: list[list[Any]] = exchange.gather(each_alone(strategy, evaluate_share))
     # Rank r has evaluated the samples r, r + world_size, …: the slices put the results back in that order.
-    evaluated: list[Any] = [None] * len(samples)
-    for rank, of_rank in enumerate(shares):
-        evaluated[rank :: member.world_size] = of_rank
+    evaluated: list[Any] = [None] * len(all_samples)
+    for rank, share in enumerate(shares):
+        evaluated[rank :: member.world_size] = share
     return evaluated
-
-
-def _share(
-    recipe: Evaluated,
-    model: nn.Module,
-    device: torch.device,
-    samples: Sequence[Any],
-    chunk_size: int,
-    tell: Callable[[int, int], None],
-) -> list[Any]:
-    """Return what the recipe's `evaluate` gives for this rank's samples, computed `chunk_size` samples at a
-    time.
-
-    `tell` gets the progress at most every `_EVALUATED_PERIOD_S`, because each call is a record in the run's
-    file.
-    """
-    found: list[Any] = []
-    told_s = -_EVALUATED_PERIOD_S
-    with activity.during("working out the result"):
-        for first in range(0, len(samples), chunk_size):
-            if time.monotonic() - told_s >= _EVALUATED_PERIOD_S:
-                told_s = time.monotonic()
-                tell(first, len(samples))
-            found += recipe.evaluate(model, device, samples[first : first + chunk_size])
-    tell(len(samples), len(samples))
-    return found

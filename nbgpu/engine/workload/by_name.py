@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nbgpu.config import TRAIN_CONFIGS, OwnConfig, TrainConfig
 from nbgpu.engine.workload.recipe import Recipe
@@ -39,10 +39,9 @@ def load(config: TrainConfig, run_folder: Path | None = None, complete: bool = T
             # The copy is code that is about to run, so it must belong to this user.
             for path in (run_folder, run_folder / original.name):
                 runs.require_own(path)
-        own: Recipe = _class(config)(config, original if run_folder is None else run_folder / original.name)
-        return own
-    recipe: Recipe = _class(config)(config)
-    return recipe
+        file = original if run_folder is None else run_folder / original.name
+        return cast(Recipe, _class(config)(config, file))
+    return cast(Recipe, _class(config)(config))
 
 
 def import_code(recipe: str) -> None:

@@ -35,8 +35,7 @@ _TORCH: Mapping[str, Callable[..., Optimizer]] = {
 OPTIMIZERS = (LBFGS, *_SCIPY, *_TORCH)
 
 NUM_PAIRS = 10
-"""The number of pairs of steps and gradient's changes that L-BFGS and L-BFGS-B remember, if nothing else is
-asked for; scipy's default."""
+"""The default number of pairs (step, change of the gradient) that L-BFGS and L-BFGS-B remember; scipy's."""
 _MAX_EVALUATIONS_PER_STEP = 50
 
 
@@ -103,7 +102,7 @@ def descend(
             part,
             start.view(shards.shape),
             num_steps,
-            lambda found, loss: after_step(found.view(start.shape), loss),
+            lambda tensor, loss: after_step(tensor.view(start.shape), loss),
             tolerance,
         )
     if optimizer in _SCIPY:
@@ -126,44 +125,50 @@ def _with_scipy(
     def as_tensor(flat: np.ndarray) -> Tensor:
         return torch.from_numpy(flat.copy()).view(start.shape).to(start.device)
 
-    newest = math.nan
+    newest_loss = math.nan
 
-    def on_host(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal newest
-        newest, gradient = evaluate(as_tensor(flat))
-        return newest, gradient.cpu().numpy().ravel()
+    def evaluate_flat(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return (loss, gradient) as scipy calls it, with flat arrays on the CPU."""
+        nonlocal newest_loss
+        newest_loss, gradient = evaluate(as_tensor(flat))
+        return newest_loss, gradient.cpu().numpy().ravel()
 
+    # scipy finds out by the name of the parameter that this callback takes a result and not a point.
     def take_result(intermediate_result: OptimizeResult) -> None:
         after_step(as_tensor(intermediate_result.x), float(intermediate_result.fun))
 
     num_done = 0
 
     def take_point(flat: np.ndarray) -> None:
+        """TNC's callback after a step, which does not get the loss."""
         nonlocal num_done
         num_done += 1
-        after_step(as_tensor(flat), newest)
+        after_step(as_tensor(flat), newest_loss)
         if num_done == num_steps:
             raise _AllStepsDone
 
+    is_lbfgsb = optimizer == "lbfgsb"
     # Only the tolerance of the loss ends the search: the other criteria are set to 0.
-    options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": num_pairs}}.get(
-        optimizer, {"ftol": tolerance, "gtol": 0.0, "xtol": 0.0}
-    )
+    options: dict[str, float] = {
+        "ftol": tolerance,
+        "gtol": 0.0,
+        "maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP,
+        **({"maxiter": num_steps, "maxcor": num_pairs} if is_lbfgsb else {"xtol": 0.0}),
+    }
     try:
         result = minimize(
-            on_host,
+            evaluate_flat,
             start.cpu().numpy().ravel(),
             jac=True,
             method=_SCIPY[optimizer],
             bounds=Bounds(0.0, 1.0),
-            callback=take_result if optimizer == "lbfgsb" else take_point,
-            options=options | {"maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP},
+            callback=take_result if is_lbfgsb else take_point,
+            options=options,
         )
     except _AllStepsDone:
         return ALL_DONE
-    return (
-        ALL_DONE if "total no. of iterations" in str(result.message).lower() else str(result.message).lower()
-    )
+    reason = str(result.message).lower()
+    return ALL_DONE if "total no. of iterations" in reason else reason
 
 
 def _with_torch(

@@ -15,7 +15,7 @@ from nbgpu.engine.workload.shards import Shards
 
 
 class Problem(ABC):
-    """A loss of one tensor, minimised in stages, each of which begins with the result of the stage before.
+    """A loss of one tensor, minimised in stages. Each stage begins with the result of the stage before.
 
     Every rank has the whole tensor (C, L, ...), and computes the same values from it to the last bit.
     """

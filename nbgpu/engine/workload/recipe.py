@@ -241,9 +241,10 @@ class Proposing(Protocol):
     """A recipe whose settings `FROM_DATA` may be left out."""
 
     def proposals(self, on_gpu: bool) -> Sequence[Proposal]:
-        """Return values for the settings that are left out, at least once, what takes the most memory first.
+        """Return one or more proposals of values for the settings that are left out. The first one takes the
+        most memory.
 
-        Only names and headers of files are read. The values are the same on every rank.
+        Only names and headers of files are read. The proposals are the same on every rank.
 
         Args:
             on_gpu: whether the ranks have GPUs; steps on the CPU have to be small ones to end in time.
@@ -262,7 +263,7 @@ class Predicted:
     files: Sequence[Path] = ()
     """The files that were written."""
     aside: Mapping[str, Any] = field(default_factory=dict)
-    """Values for `Concluding.conclude` that the table does not show, as JSON."""
+    """Values that only `Concluding.conclude` gets, and the table does not show, as JSON."""
 
 
 @runtime_checkable
@@ -293,7 +294,7 @@ class Predicting(Protocol):
 
 @runtime_checkable
 class Concluding(Predicting, Protocol):
-    """A recipe that can say more of its predictions once all of them are there."""
+    """A recipe that computes further results from all of its predictions together."""
 
     def reference_samples(self) -> Sequence[Item]:
         """Return the samples of the training data to which the new ones are compared; none if there is no
@@ -324,7 +325,7 @@ def file_stems(names: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
     stems = [_stem(Path(name).name, suffixes) for name in names]
     folders = [Path(name).parent.parts for name in names]
     for same in _groups_of_equal(stems):
-        # Beside 'T1w' are 'sub-01' and 'sub-02' of study/sub-01/anat and study/sub-02/anat.
+        # For study/sub-01/anat/T1w and study/sub-02/anat/T1w the differing parts are 'sub-01' and 'sub-02'.
         parts = zip_longest(*(folders[index] for index in same), fillvalue="")
         differing = [level for level in parts if len(set(level)) > 1]
         for index, levels in zip(same, zip(*differing, strict=True), strict=bool(differing)):

@@ -14,7 +14,7 @@ from torch import Tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _NUMBERS_AT_ONCE = 2**14
-"""The number of elements of a part that are worked on at one time, but one slice at least."""
+"""The number of elements of a piece, the slices that are worked on together, unless one slice has more."""
 
 
 def share_of(num_slices: int, rank: int, world_size: int) -> range:
@@ -35,9 +35,9 @@ class Shards:
     A part is (number of the rank's slices, numbers of a slice), contiguous. With several ranks `whole`,
     `sums` and `smallest` are collectives.
 
-    What a rank decides must follow from `sums` and `smallest`: these are the same numbers to the last bit on
-    every rank, also on hosts with different processors, and on any number of ranks but for the rounding
-    within a slice. A sum over ranks would depend on how many there are.
+    Every decision of a rank must follow from `sums` and `smallest`, which give the same numbers to the last
+    bit on every rank, also on hosts with different processors. They do not depend on the number of ranks
+    either, but for the rounding within a slice: they add up slice by slice, and not rank by rank.
 
     Args:
         shape: the shape of the whole tensor.
@@ -51,7 +51,7 @@ class Shards:
         self.share = share_of(shape[1], rank, world_size)
         self.num_in_slice = math.prod(shape) // shape[1]
         self._largest = len(share_of(shape[1], 0, world_size))
-        """The number of slices of the rank that has most: messages are of one size."""
+        """The number of slices of the rank that has most, to which all_gather's tensors are padded."""
 
     def part(self, whole: Tensor) -> Tensor:
         """Return a copy of this rank's part of a whole tensor."""
@@ -98,9 +98,9 @@ class Shards:
             by_slice: (number of this rank's slices, K), float64.
         """
         total = np.zeros(by_slice.shape[1])
-        # One slice after the other: how numpy's and torch's own sums round depends on the processor.
-        for of_slice in self._gather(by_slice):
-            total += of_slice
+        # Added slice by slice, because the rounding of numpy's and torch's sums depends on the processor.
+        for row in self._gather(by_slice):
+            total += row
         return total
 
     def smallest(self, by_slice: Tensor) -> float:
@@ -113,13 +113,13 @@ class Shards:
 
     def _gather(self, by_slice: Tensor) -> np.ndarray:
         """Return the rows of all ranks' slices, (L, K), in order. A collective."""
-        own = by_slice.cpu()
+        rows = by_slice.cpu()
         if self.world_size > 1:
-            padded = own.new_zeros(self._largest, own.shape[1])
-            padded[: len(own)] = own
-            received = own.new_empty(self.world_size * self._largest, own.shape[1])
+            padded = rows.new_zeros(self._largest, rows.shape[1])
+            padded[: len(rows)] = rows
+            received = rows.new_empty(self.world_size * self._largest, rows.shape[1])
             # On the CPU, and so over gloo, with every kind of device: the numbers are few and needed there.
             all_gather(received, padded)
-            own = received[: self.shape[1]]
-        numbers: np.ndarray = own.numpy()
+            rows = received[: self.shape[1]]
+        numbers: np.ndarray = rows.numpy()
         return numbers

@@ -200,6 +200,6 @@ def test_the_limit_holds_on_other_hosts_and_under_torchrun_and_not_within_a_job_
         on_a_rank._place_of_torchrun(ClusterConfig())
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     # A rank under torchrun takes what the launcher shows, free or not.
-    assert [each.index for each in on_a_rank._place_of_torchrun(ClusterConfig()).chosen] == [0, 1]
+    assert [each.index for each in on_a_rank._place_of_torchrun(ClusterConfig()).local_devices] == [0, 1]
     with pytest.raises(ConfigError, match="Under torchrun name the GPUs"):
         on_a_rank._place_of_torchrun(ClusterConfig(gpus="free:2"))

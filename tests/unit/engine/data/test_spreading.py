@@ -29,7 +29,7 @@ def test_no_micro_batch_is_without_a_rare_one_that_there_could_be(
     num_things: int, num_rare: int, num_ranks: int, num_batches: int, batch_size: int, padded: bool, seed: int
 ) -> None:
     rare = [index < num_rare for index in range(num_things)]
-    shares = spreading.dealt(range(num_things), rare, num_ranks, seed, padded)
+    shares = spreading.balanced_shares(range(num_things), rare, num_ranks, seed, padded)
     assert Counter(len(share) for share in shares).keys() <= {
         -(-num_things // num_ranks),
         num_things // num_ranks,
@@ -62,7 +62,7 @@ def test_no_micro_batch_is_without_a_rare_one_that_there_could_be(
 @pytest.mark.parametrize("num_visits", [3, 10, 12, 20, 25])
 def test_an_epoch_visits_everything_as_evenly_as_it_can(num_visits: int) -> None:
     rare = [index in (2, 5) for index in range(10)]
-    rare_ones, others = spreading.chosen(rare, num_visits, np.random.RandomState(0))
+    rare_ones, others = spreading.draw_visits(rare, num_visits, np.random.RandomState(0))
     assert len(rare_ones) + len(others) == num_visits
     assert len(rare_ones) == spreading.num_rare_visits(2, 10, num_visits)
     assert set(rare_ones) <= {2, 5}
