@@ -119,7 +119,7 @@ class WorkerProcesses:
         stay: bool,
         rank: int,
     ) -> None:
-        self._visits: list[Visit] = []
+        self._visits: list[Any] = []
         """The visits of the present epoch, in the order in which the workers prepare them."""
         self._rank = rank
         self._stay = stay
@@ -138,7 +138,7 @@ class WorkerProcesses:
         )
         self._results: Any = None
 
-    def samples_of(self, visits: Sequence[Visit]) -> Iterator[list[Sample]]:
+    def samples_of(self, visits: Sequence[Any]) -> Iterator[list[Sample]]:
         """Yield the samples of each visit, in order.
 
         Raises:
