@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from nbgpu.performance.laws import Interval, interval
 from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
@@ -25,6 +23,7 @@ from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 _NUM_RESAMPLES = 300
@@ -119,6 +118,8 @@ class Links:
         Args:
             timings: the operation as each rank timed it; `seconds` is by pass, round and size.
         """
+        import numpy as np
+
         operation = str(timings[0]["operation"])
         ranks = tuple(timings[0]["ranks"]) or tuple(range(len(self.devices)))
         if reason := next((str(timing["why"]) for timing in timings if timing["why"]), ""):
@@ -283,6 +284,8 @@ def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     Returns:
         The latency in seconds, 0 at least, and the rate in bytes per second.
     """
+    import numpy as np
+
     # The weights 1 / seconds make the errors relative ones.
     seconds_per_byte, latency_s = np.polyfit(sizes_bytes, seconds, 1, w=1 / np.asarray(seconds))
     if seconds_per_byte > 0 and latency_s >= 0:
@@ -304,6 +307,8 @@ def _resampled_medians(
     Returns:
         Seconds, (resamples, sizes).
     """
+    import numpy as np
+
     draw = random.Random(_SEED)
     indices = [draw.choices(range(len(rounds)), k=len(rounds)) for _ in range(_NUM_RESAMPLES)]
     return np.median(rounds[indices], axis=1)
