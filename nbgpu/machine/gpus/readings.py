@@ -165,8 +165,8 @@ class DeviceMonitor:
         readings = [self._gpu(gpu) for gpu in listed.gpus]
         for lost in listed.unreadable:
             device = self._known.get(lost.index, Device("cuda", "", "", lost.index, 0))
-            readings.append(DeviceReading(device, problem=lost.problem))
-        readings.sort(key=lambda reading: reading.device.index)
+            following = (i for i, reading in enumerate(readings) if reading.device.index > lost.index)
+            readings.insert(next(following, len(readings)), DeviceReading(device, problem=lost.problem))
         return tuple(readings), listed.num_hidden, listed.hidden_by
 
     def _gpu(self, gpu: DriversGpu) -> DeviceReading:
