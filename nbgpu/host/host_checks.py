@@ -35,7 +35,7 @@ _FILES_OF_CONTROLLER = 128
 """The open files and sockets of ipyparallel's controller, without those of engines. It uses 94 of them; the
 rest is for clients and engines that come later."""
 _FILES_PER_ENGINE = 8
-"""The open files of the controller for each engine, of which it uses 6."""
+"""The open files of the controller for each engine. It uses 6 of them."""
 _FILES_OF_OWNER = 64
 """The files that the notebook's kernel, or a script, opens for a cluster: about 30, and more in a training
 run."""

@@ -76,7 +76,7 @@ class ServedFolder:
         self._checkpoints: dict[str, _Stamp] = {}
         """The checkpoints that were sent completely, each with the state of its manifest."""
         self._unfinished_checkpoint = ""
-        """The checkpoint of which only a part was sent; empty for none."""
+        """The checkpoint that was sent only in part; empty for none."""
         top = cluster_folder / COPIES
         top.mkdir(mode=0o700, exist_ok=True)
         self.copy.mkdir(mode=0o700, parents=True, exist_ok=True)

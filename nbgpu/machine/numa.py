@@ -62,11 +62,9 @@ def node_of_gpu(handle: Any) -> int | None:
 
 def cores_by_node() -> dict[str, str]:
     """Return the cores of each NUMA node that has some, as Linux lists them, by the node's number."""
-    cores_of = {}
-    for folder in sorted(_NODES.glob("node[0-9]*")):
-        if cores := (folder / "cpulist").read_text().strip():
-            cores_of[folder.name.removeprefix("node")] = cores
-    return cores_of
+    folders = sorted(_NODES.glob("node[0-9]*"))
+    cores = {folder.name.removeprefix("node"): (folder / "cpulist").read_text().strip() for folder in folders}
+    return {node: cores_of_node for node, cores_of_node in cores.items() if cores_of_node}
 
 
 def reason_against() -> str:

@@ -291,7 +291,7 @@ def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     if seconds_per_byte > 0 and latency_s >= 0:
         return float(latency_s), float(1 / seconds_per_byte)
     # The best line has a negative latency or rate: take the best line through the origin.
-    scaled = np.asarray(sizes_bytes) / seconds
+    scaled = np.asarray(sizes_bytes) / np.asarray(seconds)
     return 0.0, float(scaled @ scaled / scaled.sum())
 
 
@@ -311,7 +311,8 @@ def _resampled_medians(
 
     draw = random.Random(_SEED)
     indices = [draw.choices(range(len(rounds)), k=len(rounds)) for _ in range(_NUM_RESAMPLES)]
-    return np.median(rounds[indices], axis=1)
+    medians: np.ndarray[Any, np.dtype[np.float64]] = np.median(rounds[indices], axis=1)
+    return medians
 
 
 def _describe_operation(operation: str, ranks: Sequence[int], world_size: int) -> str:

@@ -98,8 +98,8 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
     Args:
         step: the number of the step.
         rank: the rank.
-        detail: `marks` with (part, its beginning in seconds), of which the last one ends the step, and `sent`
-            with (ready, arrived, bytes) of each bucket.
+        detail: `marks` with (part, its beginning in seconds), where the last mark is the end of the step, and
+            `sent` with (ready, arrived, bytes) of each bucket.
         shift_s: added to all times, to convert them to another clock.
     """
     read = _read(detail)

@@ -77,7 +77,7 @@ class Explained(Exception):
 
 
 def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
-    """Return a line for each name of which there is no variable, with similar names."""
+    """Return a line for each name without a variable, with similar names of variables."""
     candidates = [name for name in variables if not name.startswith("_") and name not in _OF_IPYTHON]
     lines = []
     for name in names:
