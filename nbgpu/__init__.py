@@ -1,7 +1,7 @@
 """nbgpu: interactive work on several GPUs, in JupyterLab.
 
-Importing it costs next to nothing: a name is loaded when it is used, and torch only ever in the ranks. On
-another system than Linux it warns and says what to do; there, errors and settings are all that can be used.
+The import is fast: names are imported when they are used, and torch is imported only by the ranks. On systems
+other than Linux the import warns and names alternatives; there, only errors and settings can be used.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ __all__ = [
 
 _MODULES = {
     "nbgpu.client.cluster.cluster": ("Cluster", "attach", "current"),
-    # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does
-    # not change.
+    # The text of a distributed cell is transformed to a call of this function. Such calls stay in users'
+    # histories, so the name must not change.
     "nbgpu.client.notebook.magics": ("run_cell",),
     "nbgpu.client.runs.run": ("Run",),
     "nbgpu.client.scaling.measurements": ("measure_links", "memory", "nccl_times", "time_step"),
@@ -90,13 +90,13 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 _ANYWHERE = {*_MODULES["nbgpu.config"], *_MODULES["nbgpu.errors"]}
-"""The names that start no ranks, nor follow them, and so work on every operating system."""
+"""The names that work on every operating system, because they need no ranks."""
 
 if _why_not := operating_system.why_not():
     warnings.warn(_why_not, stacklevel=2)
 
 _SHOWN = {"Cluster", "Run", "Sweep", "Study", "attach", "controls", "sweep", "scaling", "study", "try_advice"}
-"""The names whose runs, sweeps and studies are shown."""
+"""The names whose runs, sweeps and studies are displayed, for which the user interface is connected."""
 
 
 def __getattr__(name: str) -> Any:
@@ -106,9 +106,10 @@ def __getattr__(name: str) -> Any:
         _require_linux()
     if name in _SHOWN:
         import_module("nbgpu.ui").connect()
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found  # the next use, such as that of every distributed cell, does not come here
-    return found
+    value = getattr(import_module(_HOMES[name]), name)
+    # Stored, so that the next use, as in every distributed cell, does not call this function.
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
@@ -124,12 +125,12 @@ def _require_linux() -> None:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext nbgpu` calls."""
+    """Load the extension; called by `%load_ext nbgpu`."""
     _require_linux()
     from nbgpu.client.engines import preloading
     from nbgpu.client.host import gpu_choice
 
-    # First of all: it goes on in other processes while this one imports the rest.
+    # This comes first, because it continues in other processes while this one imports the rest.
     preloading.begin(gpu_choice.choose)
     from nbgpu import ui
     from nbgpu.client.ipykernel.shell import allow_widgets
@@ -142,7 +143,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext nbgpu` calls."""
+    """Unload the extension; called by `%unload_ext nbgpu`."""
     from nbgpu.client.engines import preloading
     from nbgpu.client.notebook import magics
 

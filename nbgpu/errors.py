@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nbgpu.text.ranks import named_ranks
+from nbgpu.text.ranks import named_ranks, ranks_by
 
 if TYPE_CHECKING:
     from nbgpu.protocol.records import RankFailure
@@ -32,16 +32,16 @@ _EXPLAINED_BY_THEIR_MESSAGE = (
     "TransferError",
     "DataWorkerError",
 )
-"""nbgpu's own errors on a rank. Their message says everything, and their traceback would lead through
+"""nbgpu's errors on a rank for which only the message is shown, because the traceback would only show code of
 nbgpu."""
 
 
 class NbgpuError(Exception):
-    """The root: `except nbgpu.NbgpuError` catches all that nbgpu raises on purpose."""
+    """The base class: `except nbgpu.NbgpuError` catches everything that nbgpu raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return the text that IPython prints: the message alone. It says what to do, and a traceback would
-        lead through nbgpu."""
+        """Return the text that IPython prints: only the message, because the traceback would only show code
+        of nbgpu."""
         return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
 
 
@@ -62,30 +62,29 @@ class NoClusterError(ClusterError):
 
 
 class NoFreeGpuError(ClusterError):
-    """Fewer GPUs are free than a cluster is to take; the message says who has the others, and what can be
-    done."""
+    """Fewer GPUs are free than a cluster needs; the message names the holders of the others, and the
+    options."""
 
 
 class RunError(NbgpuError, RuntimeError):
-    """A training run failed, or cannot do what was asked of it now."""
+    """A training run failed, or cannot fulfil a request in its present state."""
 
 
 class TransferError(NbgpuError, TypeError):
-    """A value cannot travel between the notebook and the ranks; the message has one line for each, with its
-    path."""
+    """Values cannot be transferred between the notebook and the ranks; the message has one line for each,
+    with its path."""
 
 
 class OutOfMemoryError(NbgpuError, MemoryError):
-    """A rank asked for more memory than there is; the message says what holds it and what would have
-    fitted."""
+    """A rank needs more memory than there is; the message says what uses the memory and what would fit."""
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """The user stopped a distributed cell, and every rank is back. A KeyboardInterrupt with a short
-    traceback.
+    """The user interrupted a distributed cell, and every rank has stopped it. A KeyboardInterrupt with a
+    short traceback.
 
     Args:
-        lost: the ranks whose processes, and with them their variables, are gone.
+        lost: the ranks whose processes have ended, so that their variables are lost.
         world_size: the number of ranks.
     """
 
@@ -102,8 +101,7 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 def who_keeps_variables(lost: Sequence[int], world_size: int) -> str:
-    """Say which ranks still have their variables: 'the ranks keep their variables', or 'rank 0 keeps its
-    variables'."""
+    """Return a clause on the ranks that still have their variables, such as 'rank 0 keeps its variables'."""
     kept = [rank for rank in range(world_size) if rank not in lost]
     if not lost:
         return "the ranks keep their variables"
@@ -113,59 +111,53 @@ def who_keeps_variables(lost: Sequence[int], world_size: int) -> str:
 
 
 class RankError(NbgpuError, RuntimeError):
-    """Code raised on one or more ranks.
+    """Code raised an exception on one or more ranks.
 
-    `failures` holds one RankFailure for each, in order of rank. IPython shows the ranks' own tracebacks
-    in place of the notebook's, which would only show nbgpu waiting.
+    `failures` has one RankFailure for each, in order of rank. IPython shows the ranks' tracebacks instead of
+    the notebook's, which would only show that nbgpu waits.
 
     Args:
         failures: at most one for each rank.
-        world_size: the number of ranks, to tell whether all of them failed; 0 where it is not known.
-        also: a text about what else went wrong, such as a rank that did not come back, and what to do; may be
-            empty.
+        world_size: the number of ranks, to detect that all ranks failed; 0 if it is not known.
+        also: a text on a further problem, such as a rank that did not return, with the remedy; may be empty.
     """
 
     def __init__(self, failures: Sequence[RankFailure], world_size: int = 0, also: str = "") -> None:
         self.failures = tuple(failures)
         self._world_size = world_size
         self._also = also
-        # The exception gets the arguments themselves, because unpickling calls this constructor with them
-        # again.
+        # The base class gets all arguments, because unpickling calls this constructor with them.
         super().__init__(self.failures, world_size, also)
 
     def __str__(self) -> str:
-        ranks_by_text: dict[str, list[int]] = {}
-        for failure in self.failures:
-            ranks_by_text.setdefault(f"{failure.error_type}: {failure.message}", []).append(failure.rank)
-        causes = "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
+        by_text = ranks_by((f"{f.error_type}: {f.message}", f.rank) for f in self.failures)
+        causes = "; ".join(f"{self._named(ranks)}: {text}" for text, ranks in by_text.items())
         return f"{causes}\n{self._also}" if self._also else causes
 
     @property
     def has_tracebacks(self) -> bool:
-        """Whether any failure has a traceback of the user's code to show, and not only a message."""
+        """Whether any failure has a traceback of the user's code, and not only a message."""
         return any(failure.error_type not in _EXPLAINED_BY_THEIR_MESSAGE for failure in self.failures)
 
     def _render_traceback_(self) -> list[str]:
-        """Return the text that IPython prints: each rank's traceback, and the same one of several ranks only
+        """Return the text that IPython prints: the ranks' tracebacks; equal ones of several ranks only
         once."""
-        text_by_kind: dict[str, str] = {}
-        ranks_by_kind: dict[str, list[int]] = {}
+        # The text and the ranks of each traceback. Its key is the text without the numbers of cells, because
+        # each rank counts its cells, and a rank that did not run a cell is behind by one.
+        groups: dict[str, tuple[str, list[int]]] = {}
         for failure in self.failures:
             text = failure.traceback
             if failure.error_type in _EXPLAINED_BY_THEIR_MESSAGE:
                 text = f"\x1b[31m{failure.error_type}\x1b[0m: {failure.message}"
-            # Ranks number their cells on their own, so one that sat out a cell is behind by one.
-            kind = re.sub(r"In\[\d+\]", "In[]", text)
-            text_by_kind.setdefault(kind, text)
-            ranks_by_kind.setdefault(kind, []).append(failure.rank)
+            key = re.sub(r"In\[\d+\]", "In[]", text)
+            groups.setdefault(key, (text, []))[1].append(failure.rank)
         lines: list[str] = []
-        for kind, ranks in ranks_by_kind.items():
-            lines.append(f"on {self._named(ranks)}:")
-            lines.extend(text_by_kind[kind].splitlines())
+        for text, ranks in groups.values():
+            lines += [f"on {self._named(ranks)}:", *text.splitlines()]
         return [*lines, self._also] if self._also else lines
 
     def _named(self, ranks: Sequence[int]) -> str:
-        """'rank 1', 'ranks 0, 2', or 'all ranks'."""
+        """Return 'rank 1', 'ranks 0, 2', or 'all ranks'."""
         if len(ranks) == self._world_size > 1:
             return "all ranks"
         return named_ranks(ranks)

@@ -1,10 +1,10 @@
-"""The folder that nbgpu is installed in."""
+"""The folder in which nbgpu is installed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-"""Links in the path are kept, because the file names in tracebacks keep them, too."""
+"""Symbolic links in the path are not resolved, because tracebacks do not resolve them, either."""
 STATIC = PACKAGE / "static"
-"""What pages load: the scripts and styles that are built from widgets/."""
+"""The scripts and styles for web pages, which are built from widgets/."""

@@ -1,12 +1,12 @@
-"""The folder of saved variables: which files it has, whether they are whole, and what each rank saved.
+"""The folder of saved variables: its files, their integrity, and the variables that each rank saved.
 
-    manifest.json              what was saved, by which ranks, and the seal of every file; it names the data
-    data-3f2a91c0/rank-0/      variables.json    how the values are put together, as JSON
+    manifest.json              the variables, ranks, sizes and hashes of the files, and the data folder
+    data-3f2a91c0/rank-0/      variables.json    the structure of the values, as JSON
                                tensors.safetensors
-                               pickled.bin       what had to be pickled; often there is none
+                               pickled.bin       values that had to be pickled; often missing
 
-The manifest is replaced in one step once everything that it names is on the disk, so that the folder has at
-any moment all of one save and nothing of another. Needs no torch, so that the notebook can use it, too.
+The manifest is replaced atomically when everything that it names is on the disk, so that the folder always
+has exactly one complete save. This module does not import torch, so that the notebook can use it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class SavedFile:
 
 @dataclass(frozen=True)
 class RankSaved:
-    """What one rank has written."""
+    """The files and variables that one rank has saved."""
 
     files: Mapping[str, SavedFile]
-    """By the file's name in the rank's folder."""
+    """The files by their name in the rank's folder."""
     fingerprints: Mapping[str, str]
-    """By the variable's name. Equal fingerprints mean equal values."""
+    """A hash of each variable, by name. Equal hashes mean equal values."""
     refused: Sequence[str] = ()
     """A line for each variable, or part of one, that could not be saved."""
 
@@ -56,7 +56,7 @@ class Manifest:
     data: str
     """The name of the folder with the ranks' files."""
     time_s: float
-    """When it was saved, in seconds since the epoch."""
+    """The time of the save, in seconds since the epoch."""
     ranks: Sequence[RankSaved]
 
     @property
@@ -64,11 +64,11 @@ class Manifest:
         return len(self.ranks)
 
     def names(self) -> list[str]:
-        """The variables that at least one rank has saved."""
+        """Return the variables that at least one rank has saved."""
         return sorted({name for rank in self.ranks for name in rank.fingerprints})
 
     def is_equal_everywhere(self, name: str) -> bool:
-        """Whether all ranks saved a variable, and with the same value."""
+        """Return whether all ranks saved a variable with the same value."""
         return len({rank.fingerprints.get(name, "") for rank in self.ranks}) == 1
 
 
@@ -77,7 +77,7 @@ def rank_folder(folder: Path, data: str, rank: int) -> Path:
 
 
 def new_data() -> str:
-    """A new name for the folder with the ranks' files."""
+    """Return a new name for the folder with the ranks' files."""
     return f"data-{secrets.token_hex(4)}"
 
 
@@ -95,17 +95,17 @@ def require_saved_or_new(folder: Path) -> None:
 
 
 def publish(folder: Path, manifest: Manifest) -> None:
-    """Make the data of a manifest, which are on the disk, the content of the folder; remove earlier ones.
+    """Write the manifest, whose data are already on the disk, and remove earlier data.
 
     Raises:
-        OSError: the manifest could not be written; what the folder had before is still its content.
+        OSError: the manifest could not be written; the folder still has its previous content.
     """
     write_whole(folder / MANIFEST, _text(manifest), outlasts_power_cut=True)
     discard_all_but(folder, manifest.data)
 
 
 def discard_all_but(folder: Path, data: str) -> None:
-    """Remove the data of other saves, also of those that were cut off."""
+    """Remove the data of other saves, also of incomplete ones."""
     for path in folder.iterdir():
         if _DATA.fullmatch(path.name) and path.name != data:
             shutil.rmtree(path, ignore_errors=True)
@@ -119,8 +119,8 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        there = "there is no such folder" if not folder.exists() else f"it has no {MANIFEST}"
-        raise DataError(f"{folder} has no saved variables: {there}")
+        reason = "there is no such folder" if not folder.exists() else f"it has no {MANIFEST}"
+        raise DataError(f"{folder} has no saved variables: {reason}")
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
         sha256 = fields.pop("sha256")
@@ -149,11 +149,11 @@ def read(folder: Path) -> Manifest:
 
 
 def damage(folder: Path, saved: RankSaved) -> str:
-    """The damage of one rank's files in words; empty where they are whole.
+    """Return a sentence on the first missing or damaged file of a rank; empty if all are intact.
 
     Args:
         folder: the rank's folder.
-        saved: what the rank has written there.
+        saved: the files that the rank has saved there.
     """
     for name, file in saved.files.items():
         path = folder / name
@@ -169,6 +169,7 @@ def damage(folder: Path, saved: RankSaved) -> str:
 
 
 def _is_ours(name: str) -> bool:
+    """Return whether a file or folder of this name belongs to saved variables."""
     return name in (MANIFEST, "lock") or name.startswith(f".{MANIFEST}.") or bool(_DATA.fullmatch(name))
 
 

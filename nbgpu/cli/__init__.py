@@ -1,7 +1,7 @@
-"""The `nbgpu` command. A command's code is imported when that command is asked for.
+"""The `nbgpu` command. The code of a subcommand is imported only when it is called.
 
-Exit codes: 0 all went well; 1 something failed or was refused, such as a run, a setting or a file; 2 the
-command line was not understood; 130 interrupted; 141 whoever read the output stopped reading.
+Exit codes: 0 for success; 1 if something failed or was refused, such as a run, a setting or a file; 2 for a
+wrong command line; 130 if interrupted; 141 if the reader of the output stopped reading.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAILED, BAD_USAGE, INTERRUPTED, OUTPUT_CLOSED = 1, 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command, and exit with its code where that is not 0."""
+    """Run one command, and exit with its code unless that is 0."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         try:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # As with `| head`. Python would try to write the rest once more when it ends.
+        # This happens with `| head`. At its exit Python would try to write the rest again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = OUTPUT_CLOSED
     except KeyboardInterrupt:
@@ -49,7 +49,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"nbgpu {VERSION}")
         return 0
-    # What follows costs more to import than the version is worth.
+    # These imports are slow, and `--version` does not need them.
     from nbgpu.cli.catalogue import COMMANDS, UsageError, overview
     from nbgpu.errors import NbgpuError, RankError
     from nbgpu.text.similar import did_you_mean
@@ -59,11 +59,11 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        meant = did_you_mean(name, [*COMMANDS, "--version", "--help"]) or _as_recipe(name)
-        raise _exit_with(f"nbgpu {name}: there is no such command.{meant}\n`nbgpu` lists them", BAD_USAGE)
+        hint = did_you_mean(name, [*COMMANDS, "--version", "--help"]) or _suggest_recipe(name)
+        raise _exit_with(f"nbgpu {name}: there is no such command.{hint}\n`nbgpu` lists them", BAD_USAGE)
     command = COMMANDS[name]
     why_not = "" if command.anywhere else operating_system.why_not()
-    # The flags of settings are known to code that is imported on Linux only.
+    # Commands with flags of settings print their own help, for which modules are imported that need Linux.
     if rest[:1] in (["--help"], ["-h"], ["--help-all"]) and (why_not or not command.has_flags):
         from nbgpu.config import flags_help
 
@@ -81,8 +81,8 @@ def _run(arguments: list[str]) -> int:
         raise _exit_with(f"{type(error).__name__}: {error}", FAILED) from None
 
 
-def _as_recipe(name: str) -> str:
-    """' Did you mean train autoencoder?' for the name of a recipe, or nearly one."""
+def _suggest_recipe(name: str) -> str:
+    """Return ' Did you mean train autoencoder?' for a name similar to that of a recipe; else empty."""
     from nbgpu.config import TRAIN_CONFIGS
     from nbgpu.text.similar import did_you_mean
 
@@ -90,13 +90,12 @@ def _as_recipe(name: str) -> str:
 
 
 def _exit_with(message: str, code: int, is_verbatim: bool = False) -> SystemExit:
-    """Print why the command ends, and return the SystemExit to raise. Its text is the message, for those who
-    call `main` from Python.
+    """Print an error, and return the SystemExit to raise, which contains the message for callers of `main`.
 
     Args:
         message: one or several lines.
         code: the exit code.
-        is_verbatim: whether lines of the message are code, which a terminal must not break between words.
+        is_verbatim: whether the message contains code, whose lines must not be wrapped.
     """
     from nbgpu.text.console import wrapped
 
@@ -108,7 +107,6 @@ def _exit_with(message: str, code: int, is_verbatim: bool = False) -> SystemExit
 
 
 def _with_tracebacks(error: RankError) -> str:
-    """Return the text of an error as in a notebook, with the ranks' own tracebacks; in colour on a
-    terminal."""
+    """Return the text of an error as in a notebook, with the ranks' tracebacks; in colour on a terminal."""
     trace = "\n".join(error._render_traceback_())
     return trace if sys.stderr.isatty() else _COLOUR.sub("", trace)

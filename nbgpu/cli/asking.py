@@ -1,5 +1,5 @@
-"""Arguments that several commands have: recipes, files of settings, and flags that are read before the
-others."""
+"""Arguments that several commands have: the recipe, files of settings, and flags that are read before the
+others because they determine the others' defaults."""
 
 from __future__ import annotations
 
@@ -29,39 +29,41 @@ from nbgpu.text.similar import did_you_mean
 
 
 def recipe_of(arguments: Sequence[str]) -> str | None:
-    """The recipe that the first argument names: a built-in one or a file, also without its .py."""
+    """Return the recipe that the first argument names: an installed one, or a file, also without its .py;
+    None if it names none."""
     name = arguments[0] if arguments else ""
     if name in TRAIN_CONFIGS or own_file.is_file(name):
         return name
-    beside = f"{name}.py"
-    return beside if name and not name.startswith("-") and Path(beside).is_file() else None
+    file = f"{name}.py"
+    return file if name and not name.startswith("-") and Path(file).is_file() else None
 
 
 def general_help(
     command: str, arguments: Sequence[str], models: Sequence[type[BaseModel]], **more: Any
 ) -> None:
-    """Print the help of a command that names no recipe or run yet, where that is asked for, and exit.
+    """If the first argument asks for help, print the help of a command without a recipe or run, and exit.
 
     Args:
-        command: its name.
-        arguments: what follows the name.
-        models: the settings that there are whatever is named.
+        command: the name of the command.
+        arguments: the arguments after the name.
+        models: the settings that do not depend on a recipe or run.
         more: further arguments of `flags.parse`.
     """
     if flags_help.wanted(arguments[:1]):
-        about = COMMANDS[command]
+        entry = COMMANDS[command]
         flags.parse(
             models,
             arguments,
-            prog=f"nbgpu {about.usage}",
-            description=about.sentence,
-            examples=about.examples,
+            prog=f"nbgpu {entry.usage}",
+            description=entry.sentence,
+            examples=entry.examples,
             **more,
         )
 
 
 def added_settings(recipe: str) -> list[str]:
-    """The settings that a recipe in a file of the person adds, which matter most to them."""
+    """Return the settings that a recipe in a user's file adds, for the short help; empty for other
+    recipes."""
     if recipe in TRAIN_CONFIGS:
         return []
     return [name for name in settings_of(recipe).model_fields if name not in TrainConfig.model_fields]
@@ -69,25 +71,31 @@ def added_settings(recipe: str) -> list[str]:
 
 def no_recipe(arguments: Sequence[str], usage: str) -> UsageError:
     """Return the error for a command line without a recipe at its beginning."""
-    named = ""
+    hint = ""
     if arguments and not arguments[0].startswith("-"):
-        named = f"{arguments[0]!r} is not a recipe.{did_you_mean(arguments[0], TRAIN_CONFIGS)} "
-    return UsageError(f"{named}usage: {usage}. Recipes: {', '.join(TRAIN_CONFIGS)}")
+        hint = f"{arguments[0]!r} is not a recipe.{did_you_mean(arguments[0], TRAIN_CONFIGS)} "
+    return UsageError(f"{hint}usage: {usage}. Recipes: {', '.join(TRAIN_CONFIGS)}")
 
 
 def take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], str | None]:
-    """Take `flag VALUE` out of the arguments."""
+    """Return the arguments without `flag VALUE`, and the value; None if the flag is not given.
+
+    Args:
+        arguments: the arguments.
+        flag: the flag, such as '--resume'.
+        what: the kind of value, for the message if it is missing.
+    """
     if flag not in arguments:
         return arguments, None
-    place = arguments.index(flag)
-    if place + 1 == len(arguments):
+    index = arguments.index(flag)
+    if index + 1 == len(arguments):
         raise UsageError(f"{flag} needs {what}")
-    return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
+    return arguments[:index] + arguments[index + 2 :], arguments[index + 1]
 
 
 def asked_before(recipe: str, arguments: Sequence[str]) -> tuple[ClusterConfig, dict[str, Any]]:
-    """Return the settings of the cluster and of the training that `--config` and `--preset` give. These two
-    flags are read before all others, whose defaults they determine."""
+    """Return the settings of the cluster and of the training from the flags `--config` and `--preset`, which
+    are read before all others because they determine the others' defaults."""
     presets = flags.values_of(arguments, "preset")
     if None in presets or len(presets) > 1:
         raise ConfigError("--preset needs one name, such as demo; `nbgpu recipes` lists them")
@@ -100,8 +108,13 @@ def asked_before(recipe: str, arguments: Sequence[str]) -> tuple[ClusterConfig, 
 
 
 def cluster_of(before: ClusterConfig, arguments: Sequence[str], values: Mapping[str, Any]) -> ClusterConfig:
-    """Return the settings of the cluster: those of `asked_before`, overridden by the given flags. Settings
-    that are in neither have the site's default, or their own.
+    """Return the settings of the cluster: those of `asked_before`, overridden by the given flags. All others
+    have their defaults.
+
+    Args:
+        before: the settings of the cluster from `asked_before`.
+        arguments: the arguments.
+        values: the parsed values of the cluster's flags, also of those that are not given.
 
     Raises:
         ConfigError: a value is not valid.
@@ -111,17 +124,16 @@ def cluster_of(before: ClusterConfig, arguments: Sequence[str], values: Mapping[
 
 
 def defaults_of(recipe: str, before: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the defaults of the training's flags. They depend on what `asked_before` returned, and on those
-    flags that decide about the defaults of others."""
-    decide = {name: flags.values_of(arguments, name) for name in deciding(settings_of(recipe))}
-    return settings_beside(
-        recipe, {**before, **{name: values[-1] for name, values in decide.items() if values and values[-1]}}
-    )
+    """Return the defaults of the training's flags. They depend on the settings of the training from
+    `asked_before`, and on the given flags that decide about conditional defaults."""
+    given = {name: flags.values_of(arguments, name) for name in deciding(settings_of(recipe))}
+    last = {name: values[-1] for name, values in given.items() if values and values[-1]}
+    return settings_beside(recipe, {**before, **last})
 
 
 def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, TrainConfig] | None:
-    """The settings in the file of `--config`, which are the defaults of the other flags; None without that
-    flag. What a file of another tool has beside them is printed."""
+    """Return the settings in the file of `--config`; None without that flag. For a file of another tool,
+    notes on its conversion are printed."""
     file, environment = _file(arguments, "config"), _file(arguments, "environment_file")
     if environment and not (file and convert.is_foreign(file)):
         raise ConfigError(
@@ -144,7 +156,8 @@ def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, Tr
 
 
 def _file(arguments: Sequence[str], name: str) -> Path | None:
-    """Return the file that a flag names, before the flags are parsed as a whole."""
+    """Return the file that a flag names; None if the flag is not given. The other flags are not parsed
+    yet."""
     files, flag = flags.values_of(arguments, name), f"--{name.replace('_', '-')}"
     if None in files:
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""The commands, in the groups in which `nbgpu` shows them.
+"""The commands, in the groups in which `nbgpu` lists them.
 
-A command is a function of the arguments after its name in a module of this folder, which is imported only
-when the command is asked for. It returns the exit code, or None for 0. A new command is one line here.
+A command is a function with the command's name in a module of this folder. It takes the arguments after the
+name, and returns the exit code, or None for 0. The module is imported only when the command is called. A new
+command needs one line here.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from dataclasses import dataclass
 
 
 class UsageError(Exception):
-    """The command line itself is wrong; the message says how it is meant."""
+    """The command line is wrong; the message shows the correct usage."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command and where its function is."""
+    """One command, and the module with its function."""
 
     usage: str
     """The command line after `nbgpu`, beginning with the command's name."""
     what: str
+    """The purpose of the command, as a phrase."""
     module: str
+    """The name of the module in this folder."""
     examples: tuple[tuple[str, str], ...] = ()
-    """Command lines for its help, and what each does."""
+    """Command lines for the help, each with its effect."""
     has_flags: bool = False
-    """Whether it lists flags of settings, and so prints its help itself."""
+    """Whether the command has flags of settings, and therefore prints its help itself."""
     anywhere: bool = False
-    """Whether it works on every operating system: it starts no ranks and looks at none."""
+    """Whether the command works on every operating system, because it needs no ranks."""
 
     @property
     def name(self) -> str:
@@ -34,7 +37,7 @@ class Command:
 
     @property
     def sentence(self) -> str:
-        """What the command does, as a sentence."""
+        """The purpose of the command, as a sentence."""
         return f"{self.what[0].upper()}{self.what[1:]}."
 
 
@@ -200,7 +203,7 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 
 def overview() -> str:
-    """Return the text that `nbgpu` alone prints; no line has more than 80 columns."""
+    """Return the text that `nbgpu` without arguments prints, at most 80 columns wide."""
     lines = ["nbgpu runs cells and training on several GPUs, from JupyterLab or a terminal."]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  nbgpu {command.usage:<22} {command.what}" for command in commands)]

@@ -1,4 +1,4 @@
-"""The flags of each command, and those among them that are no settings."""
+"""The flags of each command; the classes here are those that are not settings."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class ExportFlags(BaseModel):
 
 
 def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, FieldInfo]]:
-    """The fields that are flags of a command, in order.
+    """Yield (name, field) of the flags of a command, in order.
 
     Args:
-        command: its name. A command without settings has no flags.
-        recipe: the recipe that stands after it; None for what all recipes have.
+        command: the name of the command. A command without settings has no flags here.
+        recipe: the recipe after the command; None for the flags that all recipes have.
     """
     model = TRAIN_CONFIGS[recipe] if recipe else TrainConfig
     models: dict[str, list[type[BaseModel]]] = {

@@ -1,6 +1,7 @@
-"""`nbgpu completion bash|zsh|fish`.
+"""The command `nbgpu completion bash|zsh|fish`, which prints a completion script.
 
-The script has all words in it, so that Tab starts no Python. Print it again after an update of nbgpu.
+The script contains all words, so that completion does not start Python. It must be printed again after an
+update of nbgpu.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from nbgpu.config import TRAIN_CONFIGS, presets
 
 SHELLS = ("bash", "zsh", "fish")
 WITH_RECIPE = ("train", "sweep", "scaling")
-"""The commands that name a recipe first."""
+"""The commands whose first argument is a recipe."""
 
-_OWN_WORDS: Mapping[str, Sequence[str]] = {
+_FIXED_WORDS: Mapping[str, Sequence[str]] = {
     "completion": SHELLS,
     "doctor": ("--json", "--launcher", "--runs-dir"),
     "stop": ("--all",),
     "top": ("--once", "--json"),
 }
+"""The words of commands without flags of settings."""
 _HELP = ("--help", "--help-all")
 
 _BASH = """\
@@ -68,16 +70,16 @@ def completion(arguments: list[str]) -> None:
 
 
 def flags_of(command: str, recipe: str | None = None) -> list[str]:
-    """The flags of a command, in order."""
+    """Return the flags of a command, in order."""
     return [_flag(name) for name, _ in fields_of(command, recipe)]
 
 
 def script(shell: str) -> str:
-    """The script for one shell."""
+    """Return the script for one shell."""
     if shell == "fish":
         return _fish()
     bash = _bash()
-    # zsh runs the functions of bash, behind a first line of its own.
+    # zsh can run completion functions of bash; only the first line, a comment, is replaced.
     return bash if shell == "bash" else _BEFORE_ZSH.format() + bash.partition("\n")[2]
 
 
@@ -86,7 +88,7 @@ def _flag(name: str) -> str:
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The values of the flags that take one of a few, over all commands and recipes."""
+    """Return the values of the flags of type `Literal`, by flag, over all commands and recipes."""
     choices: dict[str, tuple[str, ...]] = {}
     others = [command for command in COMMANDS if command not in WITH_RECIPE]
     commands = [*product(TRAIN_CONFIGS, WITH_RECIPE), *((None, command) for command in others)]
@@ -105,9 +107,9 @@ def _bash() -> str:
         for command in WITH_RECIPE
         for recipe in TRAIN_CONFIGS
     }
-    # A recipe in a file has at least what all have.
+    # A recipe in a user's file has at least the flags that all recipes have.
     flags |= {f"{command} *": [*flags_of(command), *_HELP] for command in COMMANDS if flags_of(command)}
-    flags |= {f"{command} *": values for command, values in _OWN_WORDS.items()}
+    flags |= {f"{command} *": values for command, values in _FIXED_WORDS.items()}
     return _BASH.format(
         commands=" ".join(COMMANDS),
         recipes=" ".join(TRAIN_CONFIGS),
@@ -119,9 +121,12 @@ def _bash() -> str:
 
 
 def _cases(words: Mapping[str, Iterable[str]]) -> str:
-    # A pattern may have a star; what else it has stands in quotes.
-    quoted = {f'"{key.removesuffix("*")}"{"*" if key.endswith("*") else ""}': of for key, of in words.items()}
-    return "\n".join(f'        {pattern}) words="{" ".join(of)}" ;;' for pattern, of in quoted.items())
+    """Return the branches of a `case` in bash, which set `words`, by pattern. A pattern is quoted, except for
+    a star at its end."""
+    return "\n".join(
+        f'        "{pattern.removesuffix("*")}"{"*" * pattern.endswith("*")}) words="{" ".join(values)}" ;;'
+        for pattern, values in words.items()
+    )
 
 
 def _fish() -> str:
@@ -129,31 +134,40 @@ def _fish() -> str:
     lines = ["# For ~/.config/fish/config.fish: nbgpu completion fish | source"]
     first = "complete -c nbgpu -f -n __fish_use_subcommand"
     lines += [f"{first} -a {entry.name} -d '{entry.what}'" for entry in COMMANDS.values()]
-    for command, values in _OWN_WORDS.items():
+    for command, values in _FIXED_WORDS.items():
         lines.append(f"complete -c nbgpu -n '__fish_seen_subcommand_from {command}' -a '{' '.join(values)}'")
     choices: dict[str, Sequence[str]] = {**_choices()}
     for command in WITH_RECIPE:
-        named = f"__fish_seen_subcommand_from {command}"
+        is_command = f"__fish_seen_subcommand_from {command}"
         no_recipe = f"not __fish_seen_subcommand_from {' '.join(TRAIN_CONFIGS)}"
-        lines.append(f"complete -c nbgpu -n '{named}; and {no_recipe}' -a '{' '.join(TRAIN_CONFIGS)}'")
-        of_recipes = {recipe: flags_of(command, recipe) for recipe in TRAIN_CONFIGS}
-        of_all = [flag for flag in flags_of(command) if all(flag in flags for flags in of_recipes.values())]
-        lines += _fish_flags(f"'{named}'", [flag for flag in of_all if flag != "--preset"], choices)
-        # A recipe in a file has what the settings of all have.
-        rest = [flag for flag in flags_of(command) if flag not in of_all]
-        lines += _fish_flags(f"'{named}; and {no_recipe}'", rest, choices)
-        for recipe, flags in of_recipes.items():
-            given = f"'{named}; and __fish_seen_subcommand_from {recipe}'"
-            others = [flag for flag in flags if flag not in of_all or flag == "--preset"]
-            lines += _fish_flags(given, others, choices | {"--preset": presets.names(recipe)})
+        lines.append(f"complete -c nbgpu -n '{is_command}; and {no_recipe}' -a '{' '.join(TRAIN_CONFIGS)}'")
+        by_recipe = {recipe: flags_of(command, recipe) for recipe in TRAIN_CONFIGS}
+        common = [flag for flag in flags_of(command) if all(flag in flags for flags in by_recipe.values())]
+        lines += _fish_flags(is_command, [flag for flag in common if flag != "--preset"], choices)
+        # A recipe in a user's file has at least the flags that all recipes have.
+        rest = [flag for flag in flags_of(command) if flag not in common]
+        lines += _fish_flags(f"{is_command}; and {no_recipe}", rest, choices)
+        for recipe, flags in by_recipe.items():
+            others = [flag for flag in flags if flag not in common or flag == "--preset"]
+            lines += _fish_flags(
+                f"{is_command}; and __fish_seen_subcommand_from {recipe}",
+                others,
+                choices | {"--preset": presets.names(recipe)},
+            )
     for command in COMMANDS:
         if command not in WITH_RECIPE:
-            given = f"'__fish_seen_subcommand_from {command}'"
-            lines += _fish_flags(given, flags_of(command), choices)
+            lines += _fish_flags(f"__fish_seen_subcommand_from {command}", flags_of(command), choices)
     return "\n".join(lines) + "\n"
 
 
-def _fish_flags(given: str, flags: Iterable[str], values: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _fish_flags(condition: str, flags: Iterable[str], values: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """Yield the completions of flags in fish, with the values of those that take one of a few.
+
+    Args:
+        condition: the command line to which the flags apply, as commands of fish.
+        flags: the flags.
+        values: the values by flag.
+    """
     for flag in flags:
-        takes = f" -x -a '{' '.join(values[flag])}'" if flag in values else ""
-        yield f"complete -c nbgpu -n {given} -l {flag[2:]}{takes}"
+        choice = f" -x -a '{' '.join(values[flag])}'" if flag in values else ""
+        yield f"complete -c nbgpu -n '{condition}' -l {flag[2:]}{choice}"

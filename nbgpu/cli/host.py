@@ -1,4 +1,4 @@
-"""This machine: `nbgpu doctor`, `top`, `ps`, `stop` and `host`."""
+"""The commands on this machine: `nbgpu doctor`, `top`, `ps`, `stop` and `host`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from nbgpu.ui.devices import top as devices_now
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print each finding when its check is done. Return the exit code, which is 1 if a check has failed."""
+    """Check what works on this machine, and print each finding when its check is done; return the exit code,
+    which is 1 if a check has failed."""
     if any(word.split("=")[0] == "--launcher" for word in arguments):
         return _doctor_of_hosts(arguments)
     rest, runs_dir = take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")
@@ -42,7 +43,7 @@ def doctor(arguments: list[str]) -> int:
 
 
 def _doctor_of_hosts(arguments: list[str]) -> int:
-    """Check the hosts that a launcher gives."""
+    """Check the hosts that a launcher provides; return the exit code."""
     rest = [word for word in arguments if word != "--json"]
     values = flags.parse([ClusterConfig], rest, prog="nbgpu doctor", description="Check a launcher's hosts.")
     config = ClusterConfig.checked(**{name: values[name] for name in flags.given(rest, values)})
@@ -50,7 +51,7 @@ def _doctor_of_hosts(arguments: list[str]) -> int:
         raise UsageError("nbgpu doctor without --launcher checks this machine")
     if rest == arguments:
         return _report(hosts_check.examine(config), as_json=False)
-    # What the start says of a job must not stand in the JSON.
+    # Messages about the start of a job must not be mixed with the JSON.
     with redirect_stdout(sys.stderr):
         findings = list(hosts_check.examine(config))
     return _report(findings, as_json=True)
@@ -81,18 +82,19 @@ def top(arguments: list[str]) -> None:
 
 
 def _console() -> CommandConsole:
-    # In a terminal of another encoding than UTF-8 a bar or a degree sign is no reason to fail.
+    """Return a console that replaces characters, such as bars and degree signs, that the terminal's encoding
+    lacks."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     return CommandConsole(highlight=False)
 
 
 def stop(arguments: list[str]) -> None:
-    """End the named clusters, or all, or without arguments those whose notebook is gone."""
+    """End the named clusters, or all; without arguments, those whose notebook has ended."""
     names = [name for name in arguments if not name.startswith("-")]
     if (unknown := set(arguments) - {*names, "--all"}) or (names and "--all" in arguments):
-        wrong = f"{', '.join(sorted(unknown))} is not a flag. " if unknown else ""
-        raise UsageError(f"{wrong}usage: nbgpu stop [ID ...] or nbgpu stop --all. `nbgpu ps` lists the ids")
+        error = f"{', '.join(sorted(unknown))} is not a flag. " if unknown else ""
+        raise UsageError(f"{error}usage: nbgpu stop [ID ...] or nbgpu stop --all. `nbgpu ps` lists the ids")
     ended = clusters.stop(names, everything="--all" in arguments)
     print("\n".join(ended or ["nothing was left over"]))
 

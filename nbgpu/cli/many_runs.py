@@ -1,4 +1,4 @@
-"""`nbgpu scaling` and `nbgpu sweep`: many runs as one."""
+"""The commands that start several runs: `nbgpu scaling` and `nbgpu sweep`."""
 
 from __future__ import annotations
 
@@ -78,29 +78,29 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
         hidden=("recipe", *studies.DECIDED, *unused(model)),
         first=(*_FIRST_OF_SCALING, *added_settings(recipe)),
     )
-    asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
-    # What is a default need not stand in study.toml.
-    usual = {n: default_of(m, n) for m in (ClusterConfig, StudyConfig) for n in m.model_fields}
-    given = {name: value for name, value in values.items() if name in usual and value != usual[name]}
+    study = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
+    # Defaults are left out, so that they are not written to study.toml.
+    defaults = {n: default_of(m, n) for m in (ClusterConfig, StudyConfig) for n in m.model_fields}
+    given = {name: value for name, value in values.items() if value != defaults.get(name, value)}
     given |= {name: value for name, value in before.items() if name in {*values, "preset"}}
     given |= {name: values[name] for name in flags.given(arguments, values)}
-    if not asked.vary:
-        return starting_studies.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
-    vary = asked.vary.replace("-", "_")
+    if not study.vary:
+        return starting_studies.begin(recipe, studies.RANKS, _parse_numbers(study.ranks), given)
+    vary = study.vary.replace("-", "_")
     if vary not in model.model_fields:
         raise ConfigError(
-            f"{asked.vary} is not a setting of {recipe}. Settings: {', '.join(model.model_fields)}"
+            f"{study.vary} is not a setting of {recipe}. Settings: {', '.join(model.model_fields)}"
         )
-    ranks = _numbers(asked.ranks) if flags.values_of(arguments, "ranks") else [None]
+    ranks = _parse_numbers(study.ranks) if flags.values_of(arguments, "ranks") else [None]
     if len(ranks) != 1:
-        raise ConfigError(f"--ranks {asked.ranks} are several numbers. With --vary give one")
+        raise ConfigError(f"--ranks {study.ranks} are several numbers. With --vary give one")
     field = model.model_fields[vary]
-    varied = [trials.item(part.strip(), field) for part in asked.values.split(",") if part.strip()]
+    varied = [trials.item(part.strip(), field) for part in study.values.split(",") if part.strip()]
     return starting_studies.begin(recipe, vary, varied, given | {"ranks": ranks[0]})
 
 
-def _numbers(text: str) -> list[int]:
-    """The numbers in a text such as '1,2,4'."""
+def _parse_numbers(text: str) -> list[int]:
+    """Parse a value of --ranks such as '1,2,4'."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -132,7 +132,7 @@ def sweep(arguments: list[str]) -> int:
 
 
 def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
-    """Parse the flags of a sweep. Those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
+    """Parse the flags of a sweep. Flags of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
     cluster, before = asked_before(recipe, arguments)
     values = flags.parse(
         [FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
@@ -157,5 +157,4 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     given = cluster.given | {
         name: values[name] for name in flags.given(arguments, ClusterConfig.model_fields)
     }
-    of_sweep = {name: values[name] for name in SweepConfig.model_fields}
-    return of_sweep | given | before | varied
+    return {name: values[name] for name in SweepConfig.model_fields} | given | before | varied

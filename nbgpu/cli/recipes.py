@@ -1,4 +1,4 @@
-"""`nbgpu recipes` and `nbgpu new`."""
+"""The commands `nbgpu recipes` and `nbgpu new`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbgpu.text.console import CommandConsole
 
 
 def new(arguments: list[str]) -> None:
-    """Write a recipe of the person's own to start from, and print how to train it."""
+    """Write a new recipe file from a template, and print how to train it."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError("usage: nbgpu new NAME, such as my_recipe: writes my_recipe.py into this folder")
     path = own_file.create(arguments[0])
@@ -25,10 +25,10 @@ def recipes(arguments: list[str]) -> None:
     for name, model in TRAIN_CONFIGS.items():
         table.add_row(name, flags.summary(model), model.INPUTS, model.TRIAL)
     table.add_row("my_recipe.py", "your own dataset, model and loss: nbgpu new my_recipe", "", "")
-    of_presets = Table("recipe", "--preset", "what it sets", "where its numbers come from")
+    preset_table = Table("recipe", "--preset", "what it sets", "where its numbers come from")
     for preset in (presets.read(recipe, name) for recipe in TRAIN_CONFIGS for name in presets.names(recipe)):
-        of_presets.add_row(preset.recipe, preset.name, preset.description, preset.source)
+        preset_table.add_row(preset.recipe, preset.name, preset.description, preset.source)
     console = CommandConsole()
     console.print(table)
-    console.print(of_presets)
+    console.print(preset_table)
     console.print("nbgpu train RECIPE --help lists a recipe's settings", highlight=False)

@@ -1,4 +1,4 @@
-"""Commands on runs, files and structures: `predict`, `result`, `report`, `export`, `convert`,
+"""The commands on runs, files and microstructures: `predict`, `result`, `report`, `export`, `convert`,
 `characterize`."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import characterizing, data_check, predicting
 from nbgpu.config import ClusterConfig, flags
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
+from nbgpu.config.conditions import field_defaults
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together
 from nbgpu.conversion import convert as conversion
@@ -28,20 +29,20 @@ from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.prediction import terminal as terminal_progress
 from nbgpu.ui.run import terminal
 
-_FIRST_OF_EXPORT = (
+_MAIN_FLAGS_OF_EXPORT = (
     *("to", "nodes", "gpus_per_node", "time_limit", "memory"),
     *("partition", "image", "claim", "out"),
 )
-_FIRST_OF_PREDICTION = (
+_MAIN_FLAGS_OF_PREDICT = (
     *("data", "out", "checkpoint", "max_samples", "skip_bad"),
     *("gpus", "ranks", "batch_size", "amp"),
 )
-"""The flags that `--help` lists."""
+"""The flags that `--help` lists; `--help-all` lists all."""
 
 
 def predict(arguments: list[str]) -> int:
     """Apply a run's trained model to new data. Returns the exit code, which is 1 if a sample failed."""
-    general_help("predict", arguments, [PredictConfig, ClusterConfig], first=_FIRST_OF_PREDICTION)
+    general_help("predict", arguments, [PredictConfig, ClusterConfig], first=_MAIN_FLAGS_OF_PREDICT)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             "usage: nbgpu predict RUN_FOLDER --data NEW [--out FOLDER] [flags], and nbgpu predict RUN_FOLDER --help"
@@ -53,20 +54,20 @@ def predict(arguments: list[str]) -> int:
         [PredictConfig, ClusterConfig, model],
         rest,
         prog=f"nbgpu predict {folder}",
-        # The machine of the training need not be this one.
-        defaults=config.model_dump() | {n: f.default for n, f in PredictConfig.model_fields.items()},
+        # The settings of the training's cluster are not defaults, because its hosts may not be this one.
+        defaults=config.model_dump() | field_defaults(PredictConfig),
         hidden=[
             n for n in model.model_fields if n not in (*model.AT_PREDICTION, *PredictConfig.model_fields)
         ],
         description=f"{flags.summary(PredictConfig)} It writes {model.PREDICTS}." if model.PREDICTS else None,
-        first=_FIRST_OF_PREDICTION,
+        first=_MAIN_FLAGS_OF_PREDICT,
     )
-    of_prediction = {name: values.pop(name) for name in PredictConfig.model_fields}
-    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
+    predict_values = {name: values.pop(name) for name in PredictConfig.model_fields}
+    cluster_values = {name: values.pop(name) for name in ClusterConfig.model_fields}
     changed = {name: value for name, value in values.items() if value != getattr(config, name)}
     cluster, job = together(
-        lambda: cluster_of(ClusterConfig.checked(), rest, of_cluster),
-        lambda: predicting.job_of(folder, PredictConfig.checked(**of_prediction), changed),
+        lambda: cluster_of(ClusterConfig.checked(), rest, cluster_values),
+        lambda: predicting.job_of(folder, PredictConfig.checked(**predict_values), changed),
     )
     console = CommandConsole()
     with preloading.begun(gpu_choice.choose, cluster):
@@ -79,7 +80,7 @@ def predict(arguments: list[str]) -> int:
 
 
 def result(arguments: list[str]) -> None:
-    """Work out the result of a run that ended without one, on as many ranks as it had."""
+    """Compute the result of a run that ended without one, on the run's number of ranks."""
     general_help("result", arguments, [ClusterConfig], first=("gpus", "launcher"))
     if not arguments or arguments[0].startswith("-"):
         raise UsageError("usage: nbgpu result RUN_FOLDER [flags of a cluster], and nbgpu result --help")
@@ -105,7 +106,7 @@ def report(arguments: list[str]) -> None:
         raise UsageError(
             "usage: nbgpu report RUN_FOLDER, such as nbgpu_runs/20260101-120000-autoencoder-1f2e"
         )
-    # Drawing takes a second to import.
+    # Imported here, because the modules for drawing take a second to import.
     from nbgpu.ui.run.snapshot import write_report
     from nbgpu.ui.run.stored import StoredRun
 
@@ -120,7 +121,7 @@ def report(arguments: list[str]) -> None:
 
 
 def convert(arguments: list[str]) -> None:
-    """Print settings that come from another tool's files, or write them into a file."""
+    """Convert another tool's configuration files to settings, and print them or write them into a file."""
     general_help("convert", arguments, [ConvertFlags])
     files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if not files:
@@ -128,17 +129,17 @@ def convert(arguments: list[str]) -> None:
             "usage: nbgpu convert config.json [environment.json] [--out run.toml] [--data FOLDER]"
         )
     values = flags.parse([ConvertFlags], arguments[len(files) :], prog="nbgpu convert FILE [FILE ...]")
-    asked = ConvertFlags(**values)
-    converted = conversion.convert([Path(file) for file in files], asked.data, asked.perceptual_network)
-    if not asked.out:
+    given = ConvertFlags(**values)
+    converted = conversion.convert([Path(file) for file in files], given.data, given.perceptual_network)
+    if not given.out:
         print(converted.to_toml(), end="")
         return
-    conversion.write(converted, Path(asked.out))
-    print("\n".join([*converted.notes(), f"nbgpu train {converted.recipe} --config {asked.out}"]))
+    conversion.write(converted, Path(given.out))
+    print("\n".join([*converted.notes(), f"nbgpu train {converted.recipe} --config {given.out}"]))
 
 
 def characterize(arguments: list[str]) -> None:
-    """Measure microstructures, and print what a person wants to know of them first."""
+    """Measure the descriptors of microstructures, and print a table of the most important numbers."""
     hidden = [
         n
         for n in MicrostructureConfig.model_fields
@@ -157,34 +158,35 @@ def characterize(arguments: list[str]) -> None:
         description=flags.summary(CharacterizeConfig),
         hidden=hidden,
     )
-    of_command = {name: values.pop(name) for name in CharacterizeConfig.model_fields}
-    asked = CharacterizeConfig.checked(**of_command)
-    job = characterizing.job_of(files, asked, values)
+    config = CharacterizeConfig.checked(
+        **{name: values.pop(name) for name in CharacterizeConfig.model_fields}
+    )
+    job = characterizing.job_of(files, config, values)
     characterizing.require(job)
-    characterized = []
-    for one, measurement in zip(characterizing.characterized(job), job.measurements, strict=True):
-        characterized.append(one)
-        print(f"{one.data}: {characterizing.written(measurement, job)}", flush=True)
-    print("\n".join(["", *characterizing.table(characterized)]))
-    if asked.against:
-        lines = characterizing.table_of_differences(characterized)
-        print("\n".join(["", f"mean absolute differences from {asked.against}", *lines]))
+    results = []
+    for result, measurement in zip(characterizing.characterized(job), job.measurements, strict=True):
+        results.append(result)
+        print(f"{result.data}: {characterizing.written(measurement, job)}", flush=True)
+    print("\n".join(["", *characterizing.table(results)]))
+    if config.against:
+        lines = characterizing.table_of_differences(results)
+        print("\n".join(["", f"mean absolute differences from {config.against}", *lines]))
 
 
 def export(arguments: list[str]) -> None:
-    """Write the files with which a run or a notebook's distributed cells run elsewhere."""
-    general_help("export", arguments, [ExportFlags, ExportConfig], first=_FIRST_OF_EXPORT)
+    """Write files with which a run or a notebook's distributed cells can run elsewhere."""
+    general_help("export", arguments, [ExportFlags, ExportConfig], first=_MAIN_FLAGS_OF_EXPORT)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             "usage: nbgpu export RUN_OR_NOTEBOOK --to torchrun|slurm|job|jobset|trainjob [flags], and nbgpu export --help"
         )
-    what, *rest = arguments
+    source, *rest = arguments
     values = flags.parse(
         [ExportFlags, ExportConfig],
         rest,
-        prog=f"nbgpu export {what}",
+        prog=f"nbgpu export {source}",
         description=flags.summary(ExportConfig),
-        first=_FIRST_OF_EXPORT,
+        first=_MAIN_FLAGS_OF_EXPORT,
     )
     given = {name: values[name] for name in flags.given(rest, ExportConfig.model_fields)}
-    print(exports.export_path(Path(what).expanduser(), values["to"], given))
+    print(exports.export_path(Path(source).expanduser(), values["to"], given))

@@ -17,42 +17,42 @@ FIRST = "00_first_run.ipynb"
 
 
 def folder() -> Path:
-    """Return the folder of the notebooks, which is inside an installed package and beside it in a
+    """Return the folder of the notebooks: inside the package if nbgpu is installed, beside it in a
     checkout."""
-    inside = PACKAGE / "notebooks"
-    return inside if inside.is_dir() else PACKAGE.parent / "notebooks"
+    installed = PACKAGE / "notebooks"
+    return installed if installed.is_dir() else PACKAGE.parent / "notebooks"
 
 
 def notebooks(arguments: list[str]) -> None:
-    """Copy the notebooks; a file of the same name is never overwritten."""
+    """Copy the notebooks into a folder, without overwriting files."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError("usage: nbgpu notebooks DIR, such as lessons")
-    to = Path(arguments[0]).expanduser()
+    target = Path(arguments[0]).expanduser()
     paths = sorted(folder().glob("*.ipynb"))
-    if there := [path.name for path in paths if (to / path.name).exists()]:
-        raise ConfigError(f"{to} has {', '.join(there)} already. Name another folder")
+    if existing := [path.name for path in paths if (target / path.name).exists()]:
+        raise ConfigError(f"{target} has {', '.join(existing)} already. Name another folder")
     try:
-        to.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         for path in paths:
-            shutil.copyfile(path, to / path.name)
+            shutil.copyfile(path, target / path.name)
     except OSError as error:
-        raise ConfigError(f"{error.filename or to}: {error.strerror}. Name another folder") from None
-    print(f"{len(paths)} notebooks are in {to}. Begin with {to / FIRST}")
+        raise ConfigError(f"{error.filename or target}: {error.strerror}. Name another folder") from None
+    print(f"{len(paths)} notebooks are in {target}. Begin with {target / FIRST}")
 
 
 def demo(arguments: list[str]) -> int:
-    """Execute the first notebook."""
+    """Execute the first notebook, and leave it with its outputs, a page and a report in a folder."""
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
         raise UsageError("usage: nbgpu demo [FOLDER], which is demo where none is named")
-    _show_commands()
-    # nbconvert takes a second to import.
+    _extend_path()
+    # Imported here, because nbconvert takes a second to import.
     from nbgpu.client import demo as executing
 
     return executing.main([str(folder() / FIRST), *(arguments or ["demo"])])
 
 
 def lab(arguments: list[str]) -> NoReturn:
-    """Open JupyterLab on the first notebook, in a copy where nbgpu is installed without a checkout."""
+    """Open JupyterLab on the first notebook; on a copy if nbgpu is installed and not a checkout."""
     if find_spec("jupyterlab") is None:
         raise ConfigError(
             "JupyterLab is not installed here: pip install 'nbgpu[lab]'. Any other front end for notebooks will do, too"
@@ -63,17 +63,17 @@ def lab(arguments: list[str]) -> NoReturn:
         if not copied.exists():
             notebooks([str(copied.parent)])
         notebook = copied
-    _show_commands()
-    # JupyterLab asks root to say so. In a container there is often nobody else.
+    _extend_path()
+    # JupyterLab refuses to run as root without this flag, and containers often have no other user.
     as_root = ["--allow-root"] if os.geteuid() == 0 else []
     command = [sys.executable, "-m", "jupyter", "lab", *as_root, *arguments, str(notebook)]
     sys.stdout.flush()
-    # It takes the place of this process, so that what is meant for JupyterLab, such as SIGTERM, reaches it.
+    # JupyterLab replaces this process, so that it gets signals such as SIGTERM.
     os.execv(command[0], command)
 
 
-def _show_commands() -> None:
-    """Put this environment's commands first on the path, as if it were activated: terminals in JupyterLab and
-    cells with `!nbgpu` find the same nbgpu."""
-    here = str(Path(sys.executable).parent)
-    os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
+def _extend_path() -> None:
+    """Put this environment's commands first on the PATH, as if it were activated, so that terminals in
+    JupyterLab and cells with `!nbgpu` find the same nbgpu."""
+    commands = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])

@@ -38,8 +38,8 @@ _FIRST = (
 
 
 def train(arguments: list[str]) -> None:
-    """Train a recipe on a cluster of its own, after all settings, files and checkpoints were checked that can
-    be checked without ranks."""
+    """Train a recipe on a new cluster. Before the cluster starts, all settings, files and checkpoints are
+    checked that can be checked without ranks."""
     general_help(
         "train", arguments, [TrainFlags, ClusterConfig, TrainConfig], hidden=("recipe",), first=_FIRST
     )
@@ -56,37 +56,37 @@ def train(arguments: list[str]) -> None:
         hidden=("recipe", *unused(model)),
         first=(*_FIRST, *added_settings(recipe)),
     )
-    asked = TrainFlags(**{name: values.pop(name) for name in TrainFlags.model_fields})
-    of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
-    # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
+    command = TrainFlags(**{name: values.pop(name) for name in TrainFlags.model_fields})
+    cluster_values = {name: values.pop(name) for name in ClusterConfig.model_fields}
     given = {name: values[name] for name in flags.given(rest, values)}
     # `together` reports the errors of both at once.
     cluster, config = together(
-        lambda: cluster_of(cluster, rest, of_cluster), lambda: train_config(recipe, **{**before, **given})
+        lambda: cluster_of(cluster, rest, cluster_values),
+        lambda: train_config(recipe, **{**before, **given}),
     )
-    if asked.find_batch_size:
+    if command.find_batch_size:
         _require_search(config, rest)
     requirements.require_extras(config)
     together(lambda: resume.find(config, check_sha256=False), lambda: require_paths(config))
     # The fork server imports torch while the data are read.
     with preloading.begun(gpu_choice.choose, cluster):
         data_check.require_good_data(config)
-        _run(cluster, config, asked)
+        _run(cluster, config, command)
 
 
-def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None:
-    """Plan a run on a cluster of its own and, unless only the plan is asked for, train."""
+def _run(cluster: ClusterConfig, config: TrainConfig, command: TrainFlags) -> None:
+    """Start a cluster, plan the run and, without --plan, train."""
     console = CommandConsole()
     ui.connect()
     with cluster_with(cluster) as started:
         say(console, started.describe())
-        if asked.find_batch_size:
+        if command.find_batch_size:
             search = started.parts.runs.find_batch_size_with(config)
             say(console, str(search))
             config = config.changed(batch_size=search.batch_size, global_batch_size=None)
         plan = started.parts.runs.plan_with(config)
         say(console, str(plan))
-        if asked.plan:
+        if command.plan:
             return
         run = started.parts.runs.train_with(config)
         say(console, f"writes to {run.folder}")
@@ -94,14 +94,13 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
             terminal.follow(run, console, printed=plan.data)
             run.wait(progress=False)
         finally:
-            ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
-            say(console, ended)
-            # A command that is broken into lines cannot be copied.
+            say(console, f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}")
+            # The lines are not wrapped, so that commands can be copied.
             console.print("\n".join(_next_commands(run)), highlight=False, soft_wrap=True)
 
 
 def _next_commands(run: Run) -> list[str]:
-    """Return lines with the commands by which a person can go on from a run that has ended."""
+    """Return lines with the commands that can be used on a run that has ended."""
     folder = shlex.quote(str(run.folder))
     commands = [f"nbgpu report {folder}"]
     if run.can_work_out_result:
@@ -115,7 +114,7 @@ def _next_commands(run: Run) -> list[str]:
 
 
 def _require_search(config: TrainConfig, arguments: Sequence[str]) -> None:
-    """ConfigError where these flags leave nothing for --find-batch-size to find."""
+    """Raise a ConfigError for flags that do not go with --find-batch-size."""
     planning.for_search(config)
     for name in ("batch_size", "global_batch_size"):
         if flags.values_of(arguments, name):

@@ -14,7 +14,7 @@ MEASURING = (
     *("limit_to", "periodic", "isotropic", "multigrid_descriptor"),
     *("multiphase", "threshold", "gram_network"),
 )
-"""The settings of the recipe microstructure that say how descriptors are measured."""
+"""The settings of the recipe microstructure that determine how descriptors are measured."""
 
 
 class CharacterizeConfig(Settings):
@@ -31,7 +31,7 @@ class CharacterizeConfig(Settings):
     """a microstructure or descriptors with which each FILE is compared; empty for none"""
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings together."""
+        """Yield a sentence for a descriptor that is named twice."""
         if len(set(self.descriptor_types)) < len(self.descriptor_types):
             yield f"descriptor_types={self.descriptor_types} names one twice"
 

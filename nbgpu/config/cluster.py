@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from nbgpu.config.conditions import Condition, Rules, given, left_out, none_of, one_of, only
 from nbgpu.config.launchers import LAUNCHERS, OPTIONAL, LauncherSettings
@@ -64,7 +64,7 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "local"), "gpus"),
         only(left_out("share_gpus"), "gpus", "wait"),
     )
-    """The site's defaults that count only beside certain values of another setting."""
+    """The site's defaults that have an effect only for certain values of another setting."""
 
     gpus: str = Field("auto", json_schema_extra=control("Devices", "GPUs") | several())
     """GPUs to use: 'auto' for all that are free, 'free:2' for two free ones, 'all' for all that are visible,
@@ -184,21 +184,18 @@ class ClusterConfig(Settings):
     """CPU ranks that take longer for their own work, such as '1=1.5x' for 1.5 times as long; several
     separated by commas; empty for none"""
 
-    @field_validator("gpus", "hosts", mode="before")
+    @field_validator("gpus", "hosts", "setup", mode="before")
     @classmethod
-    def _join_names(cls, value: Any) -> Any:
-        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    def _join_list(cls, value: Any, info: ValidationInfo) -> Any:
+        """Turn a list of names, or of lines of `setup`, into the text that the setting holds."""
+        separator = "\n" if info.field_name == "setup" else ","
+        return separator.join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("gpus")
     @classmethod
     def _check_gpus(cls, value: str) -> str:
         gpus_setting.require_valid(value)
         return value
-
-    @field_validator("setup", mode="before")
-    @classmethod
-    def _join_lines(cls, value: Any) -> Any:
-        return "\n".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("hosts")
     @classmethod
@@ -217,12 +214,11 @@ class ClusterConfig(Settings):
         value, and False leaves the option out."""
         if not isinstance(value, Mapping):
             return value
-        options = [
-            str(name) if given is True else f"{name}={given}"
-            for name, given in value.items()
-            if given is not False
-        ]
-        return shlex.join(options)
+        return shlex.join(
+            str(name) if option is True else f"{name}={option}"
+            for name, option in value.items()
+            if option is not False
+        )
 
     @field_validator("launcher_options")
     @classmethod
@@ -233,16 +229,16 @@ class ClusterConfig(Settings):
     @field_validator("memory_limit", mode="before")
     @classmethod
     def _check_amount(cls, value: Any) -> Any:
-        """Accept a number as its text, and refuse a limit in which no rank could start, such as one without
-        its unit."""
+        """Accept a number as its text, and refuse a limit too small to start a rank, such as one without its
+        unit."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str) and value:
             amount = parse_size(value)
             if isinstance(amount, int) and amount < _LEAST_MEMORY_BYTES:
-                meant = f" Did you mean {value.strip()}MiB?" if value.strip().isdecimal() else ""
+                suggestion = f" Did you mean {value.strip()}MiB?" if value.strip().isdecimal() else ""
                 raise ValueError(
-                    f"{value!r} is {in_words(amount)}, and a rank needs {in_words(_LEAST_MEMORY_BYTES)} at least.{meant}"
+                    f"{value!r} is {in_words(amount)}, and a rank needs {in_words(_LEAST_MEMORY_BYTES)} at least.{suggestion}"
                 )
         return value
 
@@ -263,7 +259,7 @@ class ClusterConfig(Settings):
         return value
 
     def problems(self) -> Iterator[str]:
-        """Yield what a launcher needs and was not given, and what it does not take."""
+        """Yield settings that exclude each other, and the launcher's missing or unsuitable settings."""
         if self.keep and self.ipython_profile:
             yield "keep and ipython_profile do not go together: what has started the hosts ends with the kernel"
         if self.share_gpus and (self.wait or self.num_free_gpus):
@@ -275,17 +271,17 @@ class ClusterConfig(Settings):
 
     @property
     def takes_free_gpus(self) -> bool:
-        """Whether the cluster takes GPUs because nobody uses them."""
+        """Whether the cluster takes only GPUs that no other process uses."""
         return gpus_setting.takes_free(self.gpus) and not self.share_gpus
 
     @property
     def named_gpus(self) -> str:
-        """The GPUs where it does not matter who uses them: 'all', 'none', or their names."""
+        """The value of `gpus` regardless of other users of the GPUs: 'all' for 'auto', and else unchanged."""
         return gpus_setting.ALL if self.gpus == gpus_setting.AUTO else self.gpus
 
     @property
     def num_free_gpus(self) -> int | None:
-        """The number of free GPUs that 'free:2' asks for; None for every other value."""
+        """N of gpus='free:N'; None for every other value."""
         return gpus_setting.num_free(self.gpus)
 
     @property
@@ -300,14 +296,14 @@ class ClusterConfig(Settings):
 
     @property
     def launcher_settings(self) -> LauncherSettings:
-        """What the launcher takes of these settings."""
+        """The settings of the launcher."""
         return LAUNCHERS[self.launcher](
             self.host_names, self.nodes, self.options_of_launcher, self.ipython_profile, self.num_free_gpus
         )
 
     @property
     def host_names(self) -> list[str]:
-        """The hosts that ssh reaches."""
+        """The hosts on which ssh starts ranks; empty for other launchers."""
         return self.hosts.split(",") if self.hosts else []
 
     @property
@@ -317,17 +313,18 @@ class ClusterConfig(Settings):
 
     @property
     def simulated_link(self) -> Link | None:
-        """The link to simulate; None for the one that is there."""
+        """The link to simulate; None for the real link."""
         return parse_link(self.link) if self.link else None
 
     @property
     def slow_factors(self) -> dict[int, float]:
-        """How many times as long each slow rank takes for its own work."""
+        """By slow rank, the factor by which its own work takes longer."""
         return _slow_factors(self.slow_rank)
 
     @property
     def simulated(self) -> str:
-        """What is simulated, in words: 'simulated link 10GbE, rank 1 slowed x1.5'; empty for nothing."""
+        """The simulated link and slow ranks as text: 'simulated link 10GbE, rank 1 slowed x1.5'; empty for
+        none."""
         link = self.simulated_link
         slow = [f"{named_ranks([rank])} slowed x{factor:g}" for rank, factor in self.slow_factors.items()]
         return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
@@ -335,21 +332,22 @@ class ClusterConfig(Settings):
     def threads_for(
         self, local_world_size: int, num_cores: int | None = None, share: int | None = None
     ) -> int:
-        """The number of CPU threads for a rank, one of `local_world_size` on a machine.
+        """Return the number of CPU threads for each rank of a host.
 
         Args:
-            num_cores: those that processes may use there; None for this machine's.
-            share: how many of the cores to which the rank is bound it may use; None if it is not bound.
+            local_world_size: the number of ranks on the host.
+            num_cores: the number of cores that processes may use there; None for this host's.
+            share: the rank's share, in cores, of the cores to which it is bound; None if it is not bound.
         """
-        num_each = (usable_cores() if num_cores is None else num_cores) // local_world_size
-        return self.threads_per_rank or max(1, num_each if share is None else min(num_each, share))
+        per_rank = (usable_cores() if num_cores is None else num_cores) // local_world_size
+        return self.threads_per_rank or max(1, per_rank if share is None else min(per_rank, share))
 
 
 def _options(text: str) -> dict[str, str | bool]:
     """Parse 'partition=gpu exclusive' into {'partition': 'gpu', 'exclusive': True}.
 
     Raises:
-        ValueError: a quotation mark has no other, or a part has no name.
+        ValueError: a quotation is not closed, or a part has no name.
     """
     options: dict[str, str | bool] = {}
     for word in shlex.split(text):

@@ -28,12 +28,12 @@ from nbgpu.config import site_file
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on one setting, on which another setting counts.
+    """A condition on the value of a setting, under which other settings have an effect.
 
     Args:
         name: the setting that decides.
-        holds: whether the other setting counts, by the value of this one.
-        words: the condition as it stands after 'only with'.
+        holds: returns whether a value of that setting fulfils the condition.
+        words: the condition as text that follows 'only with', such as "optimizer='sgd'".
     """
 
     name: str
@@ -64,7 +64,7 @@ def left_out(name: str) -> Condition:
 
 
 def widest(name: str, width: int) -> Condition:
-    """Return the condition that one of a setting's numbers is at least so large."""
+    """Return the condition that the largest of a setting's numbers is at least `width`."""
     return Condition(name, lambda values: max(values, default=0) >= width, f"{width} or more among {name}")
 
 
@@ -110,17 +110,21 @@ def defaults(condition: Condition, **values: Any) -> OtherDefaults:
 
 
 def conditions(model: type[BaseModel], name: str) -> tuple[Condition, ...]:
-    """All conditions for a setting to count, of the model and of those that it extends."""
-    rules = [rule for base in model.__mro__[::-1] for rule in vars(base).get("ONLY_WITH", ())]
-    return tuple(rule.condition for rule in rules if name in rule.names)
+    """Return all conditions for a setting to have an effect, of the model and of its base classes."""
+    return tuple(rule.condition for rule in _declared(model, "ONLY_WITH") if name in rule.names)
+
+
+def _declared(model: type[BaseModel], attribute: str) -> list[Any]:
+    """Return the rules that a model and its base classes declare in an attribute, the model's own last."""
+    return [rule for base in model.__mro__[::-1] for rule in vars(base).get(attribute, ())]
 
 
 def meaning(model: type[BaseModel], name: str) -> str:
-    """Return the description of a setting, with its conditional defaults and the conditions on which it
-    counts."""
+    """Return the description of a setting, with its conditional defaults and the conditions under which it
+    has an effect."""
     parts = [
-        f"{_in_words(rule.values[name])} by default with {rule.condition.words}"
-        for rule in _default_rules(model)
+        f"{_format_default(rule.values[name])} by default with {rule.condition.words}"
+        for rule in _declared(model, "DEFAULTS_WITH")
         if name in rule.values
     ]
     parts += [f"only with {condition.words}" for condition in conditions(model, name)]
@@ -140,8 +144,8 @@ def description(model: type[BaseModel], name: str) -> str:
 
 @cache
 def _texts_below_fields(module: str) -> dict[tuple[str, str], str]:
-    """The texts below the fields in a module, by class and field. They are read when somebody asks for them,
-    and not with pydantic's `use_attribute_docstrings`, which would delay every start."""
+    """Return the texts below the fields of a module's classes, by (class, field). They are parsed on demand,
+    because pydantic's `use_attribute_docstrings` would delay every import."""
     file = getattr(sys.modules.get(module), "__file__", None)
     tree = ast.parse(Path(file).read_bytes() if file else "")
     return {
@@ -158,8 +162,8 @@ def _texts_below_fields(module: str) -> dict[tuple[str, str], str]:
 
 
 def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Condition]]:
-    """Yield the settings that differ from their present defaults and do not count beside the others, each
-    with every condition that does not hold.
+    """Yield (name, unfulfilled condition) for the settings that differ from their present defaults and have
+    no effect beside the others.
 
     Args:
         model: the class of the settings.
@@ -174,22 +178,27 @@ def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterato
 
 
 def defaults_beside(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every setting, given these values of others. Where a value that decides about
-    defaults is missing, the deciding setting's own default counts."""
-    present = {name: field.default for name, field in model.model_fields.items()}
-    for rule in _default_rules(model):
+    """Return the default of every setting, given these values of other settings. If `values` lacks a setting
+    that decides about defaults, that setting's default decides."""
+    present = field_defaults(model)
+    for rule in _declared(model, "DEFAULTS_WITH"):
         if _holds(rule.condition, values.get(rule.condition.name, present[rule.condition.name])):
             present |= rule.values
     return present | site_defaults(model, values)
 
 
+def field_defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the unconditional default of every setting."""
+    return {name: field.default for name, field in model.model_fields.items()}
+
+
 def default_of(model: type[BaseModel], name: str) -> Any:
-    """The default of a setting where nothing is given: the site's, or the field's own."""
+    """Return the default of a setting if no setting is given: the site's default, or the field's."""
     return site_defaults(model, {}).get(name, model.model_fields[name].default)
 
 
 def site_defaults(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that the host's administrator has set and that count with these values.
+    """Return the defaults that the host's administrator has set and that have an effect with these values.
 
     Raises:
         ConfigError: the administrator's file has bad rows.
@@ -197,34 +206,28 @@ def site_defaults(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str
     site = site_file.defaults_of(model)
     if not site:
         return {}
-    merged = {**{name: field.default for name, field in model.model_fields.items()}, **site, **values}
-    rules = [rule for base in model.__mro__[::-1] for rule in vars(base).get("SITE_ONLY_WITH", ())]
+    merged = {**field_defaults(model), **site, **values}
+    rules = [*_declared(model, "ONLY_WITH"), *_declared(model, "SITE_ONLY_WITH")]
     return {
         name: value
         for name, value in site.items()
-        if all(
-            _holds(condition, merged[condition.name])
-            for condition in (
-                *conditions(model, name),
-                *(rule.condition for rule in rules if name in rule.names),
-            )
-        )
+        if all(_holds(rule.condition, merged[rule.condition.name]) for rule in rules if name in rule.names)
     }
 
 
 def deciding(model: type[BaseModel]) -> set[str]:
-    """The settings that decide about the defaults of others."""
-    return {rule.condition.name for rule in _default_rules(model)}
+    """Return the settings that decide about the defaults of others."""
+    return {rule.condition.name for rule in _declared(model, "DEFAULTS_WITH")}
 
 
 def in_place_of_defaults(
     model: type[BaseModel], given: Mapping[str, Any], preset: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the values that take the place of the fields' own defaults, for settings that are not given.
+    """Return the values that replace the fields' defaults for settings that are not given.
 
-    They come from `DEFAULTS_WITH` and, with priority, from a preset. Two kinds of values are left out: those
-    with which a given setting would not count, such as a number of epochs beside a given number of steps, and
-    those that do not count themselves.
+    They come from `DEFAULTS_WITH`, from the site's file and, with priority, from a preset. Two kinds of
+    values are left out: those that would take the effect from a given setting, such as a number of epochs
+    beside a given number of steps, and those that have no effect themselves.
 
     Args:
         model: the class of the settings.
@@ -232,20 +235,21 @@ def in_place_of_defaults(
         preset: the values of a preset, by name.
     """
     preset = preset or {}
-    field_defaults = {name: field.default for name, field in model.model_fields.items()}
+    plain_defaults = field_defaults(model)
     values = {
         name: value
         for name, value in {**defaults_beside(model, {**preset, **given}), **preset}.items()
-        if name in preset or value != field_defaults.get(name)
+        if name in preset or value != plain_defaults.get(name)
     }
-    # What does not go with the site's launcher is refused: a person would not expect ranks on another host.
-    of_site = {} if preset else site_defaults(model, given)
+    # A site's default stays even if a given setting then has no effect, so that the conflict is refused: a
+    # person would not expect the site's launcher to be dropped silently, and ranks on another host.
+    from_site = {} if preset else site_defaults(model, given)
     values = {
         name: value
         for name, value in values.items()
-        if name not in given and (name in of_site or not _stands_in_the_way(model, name, value, given))
+        if name not in given and (name in from_site or not _disables_given(model, name, value, given))
     }
-    merged = {**field_defaults, **values, **given}
+    merged = {**plain_defaults, **values, **given}
     return {
         name: value
         for name, value in values.items()
@@ -253,33 +257,25 @@ def in_place_of_defaults(
     }
 
 
-def _stands_in_the_way(model: type[BaseModel], name: str, value: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a value of one setting keeps a setting that is given from counting."""
-    replaced = {
-        own: other for known in model.__mro__ for own, other in vars(known).get("REPLACES", {}).items()
-    }
-    if replaced.get(name) in given:
+def _disables_given(model: type[BaseModel], name: str, value: Any, given: Mapping[str, Any]) -> bool:
+    """Return whether a value of one setting takes the effect from a given setting."""
+    if any(vars(base).get("REPLACES", {}).get(name) in given for base in model.__mro__):
         return True
     return any(
         condition.name == name and not _holds(condition, value)
-        for each in given
-        if each in model.model_fields
-        for condition in conditions(model, each)
+        for given_name in given
+        for condition in conditions(model, given_name)
     )
 
 
-def _default_rules(model: type[BaseModel]) -> list[OtherDefaults]:
-    """The rules of the model and of those that it extends, whose own come last and win."""
-    return [rule for base in model.__mro__[::-1] for rule in vars(base).get("DEFAULTS_WITH", ())]
-
-
 def _holds(condition: Condition, value: Any) -> bool:
+    """Return whether a condition holds for a value that may not have been checked yet."""
     try:
         return condition.holds(value)
     except TypeError:
-        # A value of another type is refused by the check of its own setting.
+        # The check of the value's own setting refuses a wrong type.
         return True
 
 
-def _in_words(value: Any) -> str:
+def _format_default(value: Any) -> str:
     return "left out" if value in (None, ()) else repr(value)

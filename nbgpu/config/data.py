@@ -23,7 +23,7 @@ class DataSettings(Settings):
     )
 
     VOLUME: ClassVar[str] = "volume"
-    """What one entry of the data is called, in the singular."""
+    """The singular noun for one entry of the data in messages."""
 
     data: str = ""
     """where the samples come from; each recipe says what it takes"""
@@ -102,7 +102,7 @@ class DataSettings(Settings):
 
     @property
     def validates(self) -> bool:
-        """Whether there are validations."""
+        """Whether the run has validations."""
         return bool(self.val_every or self.val_every_epochs)
 
     @property

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import tyro
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from nbgpu.config import flags_help
 from nbgpu.config.conditions import default_of, meaning
@@ -34,27 +33,28 @@ def parse(
     first: Sequence[str] = (),
     examples: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """Parse `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, with one value for each
+    """Parse `--batch-size 4 --amp bf16` into {'batch_size': 4, 'amp': 'bf16', ...}, with a value for every
     field.
 
     Only the types are checked here. The model itself checks the bounds, so that the message about a bad value
     is the same on the command line, in a file and in the notebook.
 
     Args:
-        models: the settings; every field becomes a flag with its description and bounds as help. Where two
-            models have a field of the same name, as a recipe in the user's own file may, the flag is that of
-            the first model.
+        models: the settings; every field becomes a flag with its description and bounds as help. If two
+            models have a field of the same name, as a recipe in the user's file may, the first model's field
+            is taken.
         arguments: the arguments after the command.
         prog: the command, as the help shows it.
-        defaults: values for omitted flags, in place of the fields' own defaults.
+        defaults: values for omitted flags, instead of the fields' defaults.
         hidden: fields that are not flags; the result does not have them.
         as_text: one of the models, whose flags take any text; an omitted flag gives None.
-        first: where given, the only fields that `--help` lists; `--help-all` lists every one.
-        description: the first line of the help; left out: that of the last model.
-        examples: command lines that the help shows, and what each does.
+        first: if given, the only fields that `--help` lists; `--help-all` lists all.
+        description: the first line of the help. Default: that of the last model.
+        examples: command lines that the help shows, each with its effect.
 
     Raises:
-        SystemExit: the user asked for help, or a flag is unknown or of the wrong type; which is printed.
+        SystemExit: the user asked for help, or a flag is unknown or of the wrong type; the help or the error
+            has been printed.
     """
     description = summary(models[-1]) if description is None else description
     flags: dict[str, tuple[str, Any, Any]] = {}
@@ -69,26 +69,23 @@ def parse(
         help_text = f"{meaning(model, name)} ({allowed})" if allowed else meaning(model, name)
         default = (defaults or {}).get(name, default_of(model, name))
         takes_several, is_text = bool(mark_of(info, "several")), model is as_text
+        metavar = "VALUE[,...]" if takes_several or is_text else None
+        switch = [mark for mark in info.metadata if mark is SWITCH]
         if is_help:
             if not is_short_help or name in first:
-                kind = "VALUE[,...]" if takes_several or is_text else None
-                shown = flags_help.flag_of(
-                    name, info, meaning(model, name), default, bool(_marks(info)), kind
-                )
-                groups.setdefault(flags_help.heading_of(model, name), []).append(shown)
-            # For help tyro is not called: below only the number of flags counts.
+                flag = flags_help.flag_of(name, info, meaning(model, name), default, bool(switch), metavar)
+                groups.setdefault(flags_help.heading_of(model, name), []).append(flag)
+            # For help tyro is not called, and only the number of flags is used below.
             flags[name] = (name, None, None)
             continue
+        annotation: Any = info.annotation
         if is_text:
-            shown_by_tyro = tyro.conf.arg(help=help_text, metavar="VALUE[,...]")
-            flags[name] = (name, Annotated[str | None, shown_by_tyro], field(default=None))
-            continue
-        kind_of_value = info.annotation
-        if takes_several:
-            kind_of_value, default = tuple[str, ...], (default,)
+            annotation, default, switch = str | None, None, []
+        elif takes_several:
+            annotation, default = tuple[str, ...], (default,)
             joined.append(name)
-        shown_by_tyro = tyro.conf.arg(help=help_text, metavar="VALUE[,...]" if takes_several else None)
-        flags[name] = (name, Annotated[(kind_of_value, shown_by_tyro, *_marks(info))], field(default=default))
+        argument = tyro.conf.arg(help=help_text, metavar=metavar)
+        flags[name] = (name, Annotated[(annotation, argument, *switch)], field(default=default))
     if is_help:
         others = len(flags) - sum(map(len, groups.values()))
         ending = f"--help-all lists the {others} other flags as well." if others else ""
@@ -99,12 +96,8 @@ def parse(
     return values | {name: ",".join(values[name]) for name in joined}
 
 
-def _marks(info: FieldInfo) -> list[Any]:
-    return [mark for mark in info.metadata if mark is SWITCH]
-
-
 def given(arguments: Sequence[str], names: Iterable[str]) -> set[str]:
-    """The fields whose flag stands among the arguments, also as `--no-name`."""
+    """Return the fields whose flag is among the arguments, also as `--no-name`."""
     flags = {
         argument.partition("=")[0][2:].replace("-", "_")
         for argument in arguments
@@ -114,14 +107,12 @@ def given(arguments: Sequence[str], names: Iterable[str]) -> set[str]:
 
 
 def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
-    """The values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None where a value is
-    missing."""
+    """Return the values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None for a flag without
+    a value."""
     values: list[str | None] = []
-    for index, argument in enumerate(arguments):
+    for argument, next_argument in zip(arguments, [*arguments[1:], ""], strict=True):
         flag, equals, value = argument.partition("=")
-        if flag.replace("-", "_") != f"__{name}":
-            continue
-        next_argument = arguments[index + 1] if index + 1 < len(arguments) else ""
-        following = value if equals else next_argument
-        values.append(following if following and not following.startswith("--") else None)
+        if flag.replace("-", "_") == f"__{name}":
+            value = value if equals else next_argument
+            values.append(value if value and not value.startswith("--") else None)
     return values

@@ -1,7 +1,7 @@
-"""The page that `--help` prints: flags in groups, each with its kind, meaning, bounds and default.
+"""The page that `--help` prints: flags in groups, each with its type, meaning, bounds and default.
 
-tyro, which parses the flags, lists them in one box and in the order of the fields; 120 of them want headings,
-and some are not worth a beginner's look.
+tyro, which parses the flags, would list all 120 in one box. This page has headings, and a short form for
+beginners that lists only some flags.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from nbgpu.config.training import (
 )
 
 WANTED = ("--help", "-h", "--help-all")
-"""The words with which a person asks for the page."""
+"""The arguments that print the page."""
 
-_WIDEST = 100
+_MAX_WIDTH = 100
 _FLAG_WIDTH = 26
 _HEADINGS: Mapping[type[BaseModel], str] = {
     ClusterConfig: "Cluster",
@@ -43,7 +43,6 @@ _HEADINGS: Mapping[type[BaseModel], str] = {
     CheckpointSettings: "Checkpoints",
     LogSettings: "Logs",
 }
-_OF_THE_RECIPE, _OF_THE_COMMAND = "Recipe", "Command"
 _KINDS: Mapping[Any, str] = {int: "INT", float: "NUMBER", str: "TEXT"}
 
 
@@ -57,18 +56,16 @@ class Flag:
 
 
 def wanted(arguments: Iterable[str]) -> bool:
-    """Whether these arguments ask for help."""
+    """Return whether the arguments ask for help."""
     return not {*arguments}.isdisjoint(WANTED)
 
 
 def heading_of(model: type[BaseModel], name: str) -> str:
-    """Return the heading under which a field's flag stands, by the class that declares the field."""
-    brings = next(
+    """Return the heading of the group with a field's flag, by the class that declares the field."""
+    declaring = next(
         base for base in reversed(model.__mro__) if issubclass(base, BaseModel) and name in base.model_fields
     )
-    if brings in _HEADINGS:
-        return _HEADINGS[brings]
-    return _OF_THE_RECIPE if issubclass(model, TrainConfig) else _OF_THE_COMMAND
+    return _HEADINGS.get(declaring, "Recipe" if issubclass(model, TrainConfig) else "Command")
 
 
 def flag_of(
@@ -77,15 +74,15 @@ def flag_of(
     """Return the flag of a field, as the page shows it.
 
     Args:
-        name: the field.
-        info: its type and bounds.
-        meaning: its meaning.
-        default: the value where the flag is left out; None and '' are not shown.
-        is_switch: whether a truth value has no `--no-` form.
-        kind: a word in place of the value, such as VALUE; left out: a word for its type.
+        name: the name of the field.
+        info: the field, for its type and bounds.
+        meaning: the meaning of the field.
+        default: the value of an omitted flag; None and '' are not shown.
+        is_switch: whether the flag of a bool has no `--no-` form.
+        kind: the placeholder for the value, such as VALUE. Default: one for the field's type.
     """
     flag = f"--{name.replace('_', '-')}"
-    kinds = [each for each in types_of(info) if each is not NoneType]
+    kinds = [kind for kind in types_of(info) if kind is not NoneType]
     annotation = kinds[0] if len(kinds) == 1 else info.annotation
     allowed = bounds(info)
     if annotation is bool and kind is None:
@@ -101,12 +98,12 @@ def flag_of(
         elif "CHOICE ..." in kind:
             choices = ", ".join(map(str, get_args(get_args(annotation)[0])))
             allowed = f"of {choices}; {allowed}" if allowed else f"of {choices}"
-    brackets = [*([allowed] if allowed else []), *([f"default {default_text}"] if default_text else [])]
+    brackets = [text for text in (allowed, f"default {default_text}" if default_text else "") if text]
     return Flag(usage, f"{meaning} ({'; '.join(brackets)})" if brackets else meaning)
 
 
 def _kind(annotation: Any) -> str:
-    """'INT', 'off|bf16|fp16', 'INT INT INT', 'NUMBER ...'."""
+    """Return the placeholder for values of a type: 'INT', 'off|bf16|fp16', 'INT INT INT', 'NUMBER ...'."""
     if get_origin(annotation) is Literal:
         choices = "|".join(map(str, get_args(annotation)))
         return choices if len(choices) <= _FLAG_WIDTH - len("--amp ") else "CHOICE"
@@ -123,15 +120,23 @@ def show(
     examples: Sequence[tuple[str, str]] = (),
     ending: str = "",
 ) -> None:
-    """Print a page; no line is longer than the terminal is wide, nor than 100 columns."""
-    # Settings are imported with every notebook, and rich only where somebody asks for help.
+    """Print the page, at most as wide as the terminal and 100 columns.
+
+    Args:
+        usage: the command line after 'usage:'.
+        description: what the command does.
+        groups: the flags by heading.
+        examples: command lines with their effects.
+        ending: a sentence below the flags.
+    """
+    # Imported here, because every notebook imports the settings, and only the help needs rich.
     from rich.text import Text
 
     from nbgpu.text.console import CommandConsole
 
-    # In a notebook (`%nbgpu start --help`) it is text of the cell, and not one output for each line.
+    # In a notebook (`%nbgpu start --help`) the page is text of the cell, instead of one output per line.
     console = CommandConsole(highlight=False, soft_wrap=True, force_jupyter=False)
-    width = min(console.width, _WIDEST)
+    width = min(console.width, _MAX_WIDTH)
 
     def show_lines(lines: Iterable[tuple[str, str]]) -> None:
         for emphasized, plain in lines:
@@ -141,8 +146,8 @@ def show(
     console.print(f"\n{textwrap.fill(description, width)}", markup=False)
     if examples:
         console.print()
-    for command, what in examples:
-        show_lines(_indented(command, what, width))
+    for command, effect in examples:
+        show_lines(_indented(command, effect, width))
     for heading, flags in groups.items():
         console.print(Text(f"\n{heading}", style="bold"))
         for flag in flags:
@@ -151,11 +156,11 @@ def show(
         console.print(f"\n{textwrap.fill(ending, width)}", markup=False)
 
 
-def _indented(command: str, what: str, width: int) -> Iterator[tuple[str, str]]:
-    """Yield a command and, below it and indented, its effect, as lines of (emphasized text, plain text)."""
+def _indented(command: str, effect: str, width: int) -> Iterator[tuple[str, str]]:
+    """Yield a command and, indented below it, its effect, as lines of (emphasized text, plain text)."""
     yield f"  {command}", ""
     indent = " " * 6
-    for line in textwrap.wrap(what, width, initial_indent=indent, subsequent_indent=indent):
+    for line in textwrap.wrap(effect, width, initial_indent=indent, subsequent_indent=indent):
         yield "", line
 
 

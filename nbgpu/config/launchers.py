@@ -1,8 +1,8 @@
-"""The launchers by name, each with what it takes of a cluster's settings.
+"""The launchers by name, with the settings of a cluster that each launcher takes.
 
-A launcher is a class in `nbgpu/client/launchers`, which this module names and does not import, and a class of
-settings here. `ClusterConfig` checks a launcher's settings by that class, and the rest of nbgpu asks it what
-differs between launchers, so that no other module compares a launcher's name.
+A launcher consists of a class in `nbgpu/client/launchers`, which this module names and does not import, and a
+class of settings here. `ClusterConfig` checks a launcher's settings by the class of settings, whose class
+variables tell the rest of nbgpu how launchers differ, so that no other module compares a launcher's name.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class LauncherSettings:
 
     NAME: ClassVar[str]
     MEANING: ClassVar[str]
-    """Where the ranks run, as it stands after the name in the description of `launcher`."""
+    """A phrase on where the ranks run, for the description of `launcher`."""
     IMPLEMENTATION: ClassVar[str]
     """The class that starts the hosts, as 'module:Class'."""
     TAKES: ClassVar[tuple[str, ...]] = ()
-    """The settings of `OPTIONAL` that count with this launcher."""
+    """The settings of `OPTIONAL` that have an effect with this launcher."""
     OPTIONS_MEANING: ClassVar[str] = ""
     """The launcher's part of the description of `launcher_options`, in whole sentences."""
     IS_LOCAL: ClassVar[bool] = False
     """Whether the ranks run on the notebook's host, and no host is started."""
     IS_JOB: ClassVar[bool] = False
-    """Whether a scheduler's job has the hosts, and so decides on their GPUs and ends them at a time limit."""
+    """Whether the hosts belong to a scheduler's job, which chooses their GPUs and has a time limit."""
     IS_STARTED_BY_HAND: ClassVar[bool] = False
-    """Whether a person starts the hosts, so that nothing else can start a second cluster with them."""
+    """Whether a person starts the hosts, so that nbgpu cannot start a second cluster on them."""
 
     host_names: Sequence[str]
     num_nodes: int | None
@@ -47,7 +47,8 @@ class LauncherSettings:
     """N of gpus='free:N'; None for every other value."""
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each setting that the launcher needs and was not given, or does not take."""
+        """Yield a sentence for each missing setting that the launcher needs, and for each given setting that
+        it does not take."""
         yield from ()
 
     @property
@@ -57,7 +58,7 @@ class LauncherSettings:
 
     @property
     def own_job(self) -> OwnJob | None:
-        """The Slurm job in which this process runs, where its nodes are to have the ranks; None otherwise."""
+        """The Slurm job in which this process runs, if the ranks are to run on its nodes; else None."""
         return None
 
     def _unknown_options(self, owner: str, names: tuple[str, ...]) -> Iterator[str]:
@@ -132,12 +133,12 @@ class SlurmSettings(LauncherSettings):
 
     @property
     def own_job(self) -> OwnJob | None:
-        """The job of this process, unless a new one is asked for."""
+        """The Slurm job of this process, unless the options request a new job."""
         return None if slurm_job.NEW_JOB in self.options else slurm_job.own_job()
 
 
 class HostsSettings(LauncherSettings):
-    """Hosts dial in, which a person starts, or a launcher of ipyparallel."""
+    """A person or a launcher of ipyparallel starts the hosts, which then connect to the cluster."""
 
     NAME = "hosts"
     MEANING = (
@@ -149,7 +150,7 @@ class HostsSettings(LauncherSettings):
     IS_STARTED_BY_HAND = True
 
     def problems(self) -> Iterator[str]:
-        """Yield options that nothing takes."""
+        """Yield a sentence for options without effect."""
         if self.ipython_profile:
             yield from self._unknown_options("an ipython_profile", ("python", "folder"))
         elif self.options:
@@ -161,4 +162,4 @@ LAUNCHERS: dict[str, type[LauncherSettings]] = {
 }
 """The class of settings by the launcher's name, in the order in which the docs and the controls list them."""
 OPTIONAL = ("nodes", "hosts", "launcher_options", "setup", "ipython_profile")
-"""The settings of a cluster that count with some launchers on other hosts and not with others."""
+"""The settings of a cluster that have an effect with some launchers and not with others."""

@@ -1,6 +1,7 @@
-"""The settings of a recipe that the user has written in a file, read from its text.
+"""The settings of a recipe that the user has written in a file, parsed from the file's text.
 
-The file is not run for that, because it imports torch, and the notebook's kernel and the command line do not.
+The file is not imported, because that would import torch, which the notebook's kernel and the command line
+avoid.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import keyword
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +22,11 @@ from nbgpu.package import PACKAGE
 
 BASE_CLASS = "OwnRecipe"
 """The base class of the recipe in the file (nbgpu/recipes/own/__init__.py)."""
-_SENTENCE = "why_losses_differ"
+_WHY_LOSSES_DIFFER = "why_losses_differ"
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+_TEMPLATE = PACKAGE / "recipes" / "own" / "template.py.txt"
+_MAX_FILES = 200
+"""The largest number of files in a folder that are searched for recipes."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +56,19 @@ class RecipeFile:
 
 
 def is_file(recipe: str) -> bool:
-    """Whether a recipe's name is the path of the user's own file."""
+    """Return whether a recipe's name is the path of a user's file."""
     return recipe.endswith(".py")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; OSError where it is a pipe or a device, because reading one might block for
-    ever."""
+    """Return the text of a file; OSError for a pipe or a device, because reading one might block forever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("it is not a plain file")
     return path.read_text()
 
 
-_TEMPLATE = PACKAGE / "recipes" / "own" / "template.py.txt"
-
-
 def create(name: str) -> Path:
-    """Write a recipe to start from, and return its file.
+    """Write a new recipe file from the template, and return its path.
 
     Args:
         name: 'my_recipe' or 'folder/my_recipe.py'; an existing file is not overwritten.
@@ -113,55 +114,48 @@ def read(path: Path) -> RecipeFile:
             f"{path} must have one class of {BASE_CLASS} (from nbgpu.recipes.own); found: {names}. "
             "`nbgpu new NAME` writes a file to begin with"
         )
+    (recipe,) = classes
     comments = _comments(text)
-    methods = frozenset(_methods(classes[0]))
-    settings, problems = [], []
-    for node in classes[0].body:
-        if not isinstance(node, ast.AnnAssign) or _is_class_variable(node):
-            continue
+    methods = frozenset(_methods(recipe))
+    settings, problems, why_losses_differ = [], [], ""
+    for node in recipe.body:
         try:
-            setting = _setting(node, comments, path)
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                setting = _setting(node, comments, path)
+                settings.append(setting)
+                if setting.name in methods:
+                    raise ValueError(
+                        f"{setting.name!r} is a setting here and a method below: leave one of them out"
+                    )
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _WHY_LOSSES_DIFFER:
+                why_losses_differ = _sentence(node.value)
         except ValueError as error:
             problems.append(f"{path}:{node.lineno}: {error}")
-            continue
-        settings.append(setting)
-        if setting.name in methods:
-            problems.append(
-                f"{path}:{node.lineno}: {setting.name!r} is a setting here and a method below: leave one of them out"
-            )
-    try:
-        why_losses_differ = _sentence(classes[0], path)
-    except ValueError as error:
-        problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
-    summary = (ast.get_docstring(classes[0]) or ast.get_docstring(module) or path.name).splitlines()[0]
-    return RecipeFile(path, classes[0].name, summary, tuple(settings), methods, why_losses_differ)
-
-
-_MOST_FILES = 200
-"""The most files of a folder that are looked into for recipes."""
+    summary = (ast.get_docstring(recipe) or ast.get_docstring(module) or path.name).splitlines()[0]
+    return RecipeFile(path, recipe.name, summary, tuple(settings), methods, why_losses_differ)
 
 
 def in_folder(folder: Path) -> list[str]:
-    """The files of a folder that have a recipe which can be used, in alphabetical order."""
+    """Return the files of a folder that have a valid recipe, in alphabetical order."""
     recipes = []
-    for path in sorted(folder.glob("*.py"))[:_MOST_FILES]:
-        try:
-            # Most files have none, and need not be parsed for that.
+    for path in sorted(folder.glob("*.py"))[:_MAX_FILES]:
+        # A file that cannot be read is left out.
+        with suppress(OSError, UnicodeDecodeError, ConfigError):
+            # Most files have no recipe, and this test saves parsing them.
             if BASE_CLASS in read_text(path):
                 recipes.append(str(read(path).path))
-        except (OSError, UnicodeDecodeError, ConfigError):
-            continue  # it is offered when it can be read
     return recipes
 
 
 def _is_recipe(node: ast.ClassDef) -> bool:
+    """Return whether a class extends OwnRecipe, also written as `own.OwnRecipe`."""
     return any(ast.unparse(base).rpartition(".")[2] == BASE_CLASS for base in node.bases)
 
 
 def _methods(node: ast.ClassDef) -> Iterator[str]:
-    """Yield the names of a class's methods, also of those that it takes from elsewhere: `schedule =
+    """Yield the names of a class's methods, including methods that are assigned: `schedule =
     Other.schedule`."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -170,39 +164,28 @@ def _methods(node: ast.ClassDef) -> Iterator[str]:
             yield from (target.id for target in part.targets if isinstance(target, ast.Name))
 
 
-def _sentence(node: ast.ClassDef, path: Path) -> str:
-    """Return the text that a class gives its attribute `why_losses_differ`; empty where it has none."""
-    for part in node.body:
-        if isinstance(part, ast.Assign) and [ast.unparse(target) for target in part.targets] == [_SENTENCE]:
-            try:
-                value = ast.literal_eval(part.value)
-            except (ValueError, TypeError):
-                value = None
-            if not isinstance(value, str):
-                raise ValueError(
-                    f"{path}:{part.lineno}: `{_SENTENCE}` must be a text that stands there, such as "
-                    f"{_SENTENCE} = 'The loss of a validation has no dropout.'"
-                )
-            return value
-    return ""
-
-
-def _is_class_variable(node: ast.AnnAssign) -> bool:
-    return "ClassVar" in ast.unparse(node.annotation)
+def _sentence(node: ast.expr) -> str:
+    """Return the value of the attribute `why_losses_differ`; ValueError unless it is a literal text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError(
+        f"`{_WHY_LOSSES_DIFFER}` must be a text that stands there, such as "
+        f"{_WHY_LOSSES_DIFFER} = 'The loss of a validation has no dropout.'"
+    )
 
 
 def _comments(text: str) -> Mapping[int, str]:
-    """The text after the #, by line."""
+    """Return the comment of each line that has one, without its #, by line number."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
 
 
 def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Setting:
-    """Return the setting that a line of the class's body declares. The value is read as a literal, because
-    the file is not run.
+    """Return the setting that a line of the class's body declares. Its value must be a literal, because the
+    file is not run.
 
     Raises:
-        ValueError: the line is no setting: the type is another one, or the value is no literal or missing.
+        ValueError: the type is not supported, or the value is missing or not a literal.
     """
     line = ast.unparse(node)
     how = (

@@ -30,6 +30,6 @@ class PredictConfig(Settings):
     own"""
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings together."""
+        """Yield a sentence if no data are given."""
         if not self.data.strip():
             yield "data is not given: name the files that the model is to be applied to"

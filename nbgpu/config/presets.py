@@ -1,6 +1,5 @@
-"""Presets: values of a recipe's settings that belong together, such as those of the guides that nbgpu grew
-from. Each is a TOML file in the folder `presets` of its recipe, with a description, a source and the table
-[train]."""
+"""Presets: named sets of values of a recipe's settings, such as those of a published guide. A preset is a
+TOML file in the folder `presets` of its recipe, with a description, a source and the table [train]."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Preset:
 
 
 def names(recipe: str) -> list[str]:
-    """The names of a recipe's presets, `demo` first."""
+    """Return the names of a recipe's presets, `demo` first."""
     folder = recipe_packages.folder(recipe)
     stems = [] if folder is None else [path.stem for path in (folder / "presets").glob("*.toml")]
     return sorted(stems, key=lambda name: (name != "demo", name))
@@ -45,7 +44,7 @@ def read(recipe: str, name: str) -> Preset:
     if folder is None or name not in all_names:
         others = f"Presets of {recipe}: {', '.join(all_names)}" if all_names else f"{recipe} has no presets"
         raise ConfigError(f"preset = {name!r} is not known.{did_you_mean(str(name), all_names)} {others}")
-    # TOML has lists only, and settings that hold several values are tuples.
+    # Settings with several values are tuples, and TOML has only lists.
     tables = tomllib.loads((folder / "presets" / f"{name}.toml").read_text())
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in tables["train"].items()}
     return Preset(recipe, name, tables["description"], tables["source"], values)

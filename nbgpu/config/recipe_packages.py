@@ -1,13 +1,14 @@
-"""The recipes by name: each is a package with a module `config`, with its settings, and a folder `presets`.
+"""The recipes by name. A recipe is a package with a module `config`, which has its settings, and a folder
+`presets`.
 
-Those of nbgpu are the folders in `nbgpu/recipes`. Another package brings one by an entry point in its
-pyproject.toml, whose name is the recipe's and whose value is the package:
+nbgpu's recipes are the folders in `nbgpu/recipes`. Another package adds a recipe by an entry point in its
+pyproject.toml, whose name is the recipe's name and whose value is the recipe's package:
 
     [project.entry-points."nbgpu.recipes"]
     segmentation = "my_package.segmentation"
 
-The package itself and its module `config` import no torch, because the notebook's kernel and the command line
-read the settings. The settings name the class that the ranks import (`TrainConfig.IMPLEMENTATION`).
+The package itself and its module `config` must not import torch, because the notebook's kernel and the
+command line import them. The settings name the class that the ranks import (`TrainConfig.IMPLEMENTATION`).
 """
 
 from __future__ import annotations
@@ -27,30 +28,34 @@ GROUP = "nbgpu.recipes"
 
 
 @cache
-def _own_packages() -> Mapping[str, str]:
+def _builtin_packages() -> Mapping[str, str]:
     folders = sorted(path.parent.name for path in (PACKAGE / "recipes").glob("*/config.py"))
     return {name: f"nbgpu.recipes.{name}" for name in folders}
 
 
 @cache
 def packages() -> Mapping[str, str]:
-    """The package of each recipe, by the recipe's name. A name of nbgpu's own cannot be taken by another."""
+    """Return the package of each recipe, by the recipe's name. Other packages cannot replace nbgpu's
+    recipes."""
     others = {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
-    return {**_own_packages(), **{name: others[name] for name in others if name not in _own_packages()}}
+    # The first mapping gives the order, and the last one wins.
+    return {**_builtin_packages(), **others, **_builtin_packages()}
 
 
 def _package(name: str) -> str | None:
-    # The search for entry points reads a file of every installed package: 50 ms and more.
-    return _own_packages().get(name) or packages().get(name)
+    """Return the package of a recipe; None for an unknown name."""
+    # nbgpu's recipes come first, because to find entry points takes 50 ms or more: it reads a file of every
+    # installed package.
+    return _builtin_packages().get(name) or packages().get(name)
 
 
 @cache
 def settings_class(name: str) -> type[TrainConfig]:
-    """The settings of a recipe.
+    """Return the class of a recipe's settings.
 
     Raises:
         KeyError: there is no such recipe.
-        ConfigError: its package cannot be imported, or has no such settings.
+        ConfigError: the recipe's package cannot be imported, or has no class of settings for it.
     """
     package = _package(name)
     if package is None:
@@ -63,7 +68,7 @@ def settings_class(name: str) -> type[TrainConfig]:
             f"Mend or uninstall the package that brings it"
         ) from error
     for value in vars(module).values():
-        # The module imports the classes that it extends.
+        # The module of a class is compared, because the module also has the classes that it imports.
         if isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, TrainConfig):
             model: type[TrainConfig] = value
             if model.model_fields["recipe"].default == name:
@@ -74,8 +79,8 @@ def settings_class(name: str) -> type[TrainConfig]:
 
 
 def folder(name: str) -> Path | None:
-    """The folder of a recipe's package; None where there is no such recipe, as for a person's own file."""
-    if name in _own_packages():
+    """Return the folder of a recipe's package; None for an unknown name, such as a user's file."""
+    if name in _builtin_packages():
         return PACKAGE / "recipes" / name
     package = _package(name)
     spec = None if package is None else find_spec(package)
@@ -83,7 +88,7 @@ def folder(name: str) -> Path | None:
 
 
 class _Recipes(Mapping[str, type[TrainConfig]]):
-    """A mapping that imports the settings of a recipe when they are asked for."""
+    """A mapping that imports the settings of a recipe on access."""
 
     def __getitem__(self, name: str) -> type[TrainConfig]:
         return settings_class(name)
@@ -99,4 +104,4 @@ class _Recipes(Mapping[str, type[TrainConfig]]):
 
 
 TRAIN_CONFIGS: Mapping[str, type[TrainConfig]] = _Recipes()
-"""The settings of every recipe, by the recipe's name. They are imported when they are asked for."""
+"""The class of settings of every recipe, by the recipe's name, imported on access."""

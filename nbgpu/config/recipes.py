@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from nbgpu.config import own_file, presets
-from nbgpu.config.conditions import conditions, in_place_of_defaults
+from nbgpu.config.conditions import conditions, field_defaults, in_place_of_defaults
 from nbgpu.config.own_file import RecipeFile
 from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.settings import control, typed_value
@@ -19,21 +19,20 @@ from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
 
 RECIPE_GROUP = "Recipe"
-"""The heading in the control panel of the settings of a recipe in the user's own file."""
+"""The control panel's heading for the settings of a recipe in the user's file."""
 
-
-_REPLACED: Mapping[str, tuple[str, ...]] = {
+_REPLACED_BY_METHOD: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer", "momentum"),
     "schedule": (
         *("schedule", "warmup_steps", "warmup_epochs", "min_lr"),
         *("lr_decay", "lr_decay_every", "plateau_patience"),
     ),
 }
-"""The settings that have no effect beside a method of the recipe."""
+"""By method of the recipe, the settings that have no effect if the recipe has the method."""
 
 
 class OwnConfig(TrainConfig):
-    """What every recipe in a file of one's own has; `settings_of` adds those of the file."""
+    """The settings that every recipe in a user's file has; `build_settings_class` adds those of the file."""
 
     IMPLEMENTATION = "nbgpu.recipes.own:Own"
     VALIDATION_VALUES = ()
@@ -65,7 +64,7 @@ class OwnConfig(TrainConfig):
         return self.WHY_LOSSES_DIFFER
 
     def problems(self) -> Iterator[str]:
-        """Yield what nbgpu cannot do with methods of the recipe."""
+        """Yield settings that do not go with the recipe's methods."""
         if "optimizer" in self.METHODS and self.strategy == "fsdp":
             yield (
                 f"strategy='fsdp' does not go with the method `optimizer` of {self.recipe}: nbgpu shares out the state of its own "
@@ -74,7 +73,7 @@ class OwnConfig(TrainConfig):
 
 
 def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
-    """Return the class of settings for a recipe in a person's file: nbgpu's own settings and the file's.
+    """Return the class of settings for a recipe in a user's file: nbgpu's settings and the file's.
 
     Raises:
         ConfigError: a setting of the file has no valid type or default.
@@ -87,11 +86,9 @@ def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
             field = Field(setting.default, description=setting.description, json_schema_extra=extra)
             fields[setting.name] = (setting.annotation, field)
         else:
-            # One of nbgpu's own settings, with another default.
-            fields[setting.name] = (
-                inherited.annotation,
-                FieldInfo.merge_field_infos(inherited, default=setting.default),
-            )
+            # The file gives one of nbgpu's settings another default.
+            field = FieldInfo.merge_field_infos(inherited, default=setting.default)
+            fields[setting.name] = (inherited.annotation, field)
     try:
         model = create_model(f"{file.class_name}Config", __base__=OwnConfig, __doc__=file.summary, **fields)
     except (NameError, TypeError) as error:
@@ -101,7 +98,7 @@ def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
     model.WHY_LOSSES_DIFFER = file.why_losses_differ
     replaced = {
         name: f"its method `{method}` decides"
-        for method, names in _REPLACED.items()
+        for method, names in _REPLACED_BY_METHOD.items()
         if method in file.methods
         for name in names
     }
@@ -129,24 +126,24 @@ def settings_of(recipe: str) -> type[TrainConfig]:
 
 
 def train_config(recipe: str, **values: Any) -> TrainConfig:
-    """The checked settings of one recipe.
+    """Return the checked settings of a recipe.
 
     Args:
-        recipe: its name, or the file of the user's own.
-        values: the settings that are given; and `preset`, the name of one, whose values take the place of
-            defaults.
+        recipe: the recipe's name, or the user's file.
+        values: the settings that are given, and optionally `preset`, the name of a preset whose values
+            replace defaults.
 
     Raises:
-        ConfigError: the name of the recipe, or of the preset, or a value is wrong.
+        ConfigError: the name of the recipe or of the preset is not known, or a value is not valid.
     """
     model = settings_of(recipe)
     return model.checked(recipe=model.model_fields["recipe"].default, **with_preset(recipe, values))
 
 
 def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings with the values of `preset`, if that is among them, in place of its name.
+    """Return the given settings with `preset`, if it is among them, replaced by the preset's values.
 
-    It leaves out values that would make a given setting not count.
+    Values of the preset that would take the effect from a given setting are left out.
 
     Raises:
         ConfigError: the recipe has no such preset.
@@ -154,36 +151,40 @@ def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     model = settings_of(recipe)
     if "preset" not in given or "preset" in model.model_fields:
         return dict(given)
-    values = {name: typed_value(model, name, value) for name, value in given.items() if name != "preset"}
+    values = {name: value for name, value in given.items() if name != "preset"}
     if not given["preset"]:
-        return {name: value for name, value in given.items() if name != "preset"}
+        return values
     preset = presets.read(recipe, given["preset"]).values
-    replaced = in_place_of_defaults(model, values, preset)
-    return {name: value for name, value in {**replaced, **given}.items() if name in {*preset, *values}}
+    typed = {name: typed_value(model, name, value) for name, value in values.items()}
+    replaced = in_place_of_defaults(model, typed, preset)
+    return {name: value for name, value in {**replaced, **values}.items() if name in {*preset, *values}}
 
 
 def settings_beside(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of every setting of a recipe. A setting that is not given has the default of the
-    `preset` among the given ones, else the one that depends on other settings, else the field's own. Nothing
-    is checked.
+    """Return the value of every setting of a recipe, unchecked. A setting that is not given has the value of
+    the given `preset`, else its conditional default, else the field's default.
 
     Raises:
         ConfigError: the recipe has no such preset.
     """
     model = settings_of(recipe)
     values = {name: typed_value(model, name, value) for name, value in with_preset(recipe, given).items()}
-    field_defaults = {name: field.default for name, field in model.model_fields.items()}
-    return {**field_defaults, **in_place_of_defaults(model, values), **values}
+    return {**field_defaults(model), **in_place_of_defaults(model, values), **values}
 
 
 def config_of_point(recipe: str, shared: Mapping[str, Any], varied: Mapping[str, Any]) -> TrainConfig:
-    """The checked settings of one run of several that differ in the settings `varied`.
+    """Return the checked settings of one point of a sweep or study.
 
-    A shared setting that does not count beside what varies is left at its default: a momentum that is given
-    for runs with SGD and with AdamW is for those with SGD.
+    A shared setting that has no effect beside the varied values keeps its default: a momentum that is given
+    for runs with SGD and with AdamW is used only by those with SGD.
+
+    Args:
+        recipe: the recipe.
+        shared: the given settings that all points have.
+        varied: the settings of this point.
 
     Raises:
-        ConfigError: the name of the recipe or a value is wrong.
+        ConfigError: the recipe is not known, or a value is not valid.
     """
     model = settings_of(recipe)
     counting = {

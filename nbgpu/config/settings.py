@@ -6,6 +6,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -39,13 +40,14 @@ def control(group: str, label: str = "", *, unit: str = "") -> Any:
     """Mark a field as shown in the control panel.
 
     Args:
-        group: the heading under which it stands.
-        label: the setting in a word or two, as a person would say it; left out: that of the class from which
-            the field is inherited, or else its name with spaces.
-        unit: what a number of it counts or measures, such as 'steps'; left out as `label`.
+        group: the heading under which the panel shows it.
+        label: the setting in a word or two. Default: the label of the class from which the field is
+            inherited, or else the field's name with spaces.
+        unit: the unit of a number, such as 'steps'. Default: that of the class from which the field is
+            inherited.
     """
     texts = {"label": label, "unit": unit}
-    return {"control": group, **{name: word for name, word in texts.items() if word}}
+    return {"control": group, **{name: text for name, text in texts.items() if text}}
 
 
 def shape_of_model() -> Any:
@@ -55,8 +57,7 @@ def shape_of_model() -> Any:
 
 
 def steered(at: Literal["step", "epoch"]) -> Any:
-    """Mark a field that can be changed while a run goes on, between two steps or between two passes over the
-    data."""
+    """Mark a field that can be changed during a run; the change takes effect at the next step or epoch."""
     return {"steered": at}
 
 
@@ -71,32 +72,32 @@ def several() -> Any:
 
 
 def read_from(*words: str, several: bool = False) -> Any:
-    """Mark a text field that names a file or folder to read, with `several` some separated by commas. The
-    `words`, and '', are values that name no path."""
+    """Mark a text field that names a file or folder to read; with `several`, it may name several, separated
+    by commas. The `words`, and '', are values that name no path."""
     return {"read_from": {"words": ["", *words], "several": several}}
 
 
 def mark_of(field: FieldInfo, mark: str) -> Any:
-    """The value with which a field is marked; None where it has no such mark."""
+    """Return the value of a field's mark; None if it has no such mark."""
     extra = field.json_schema_extra
     return extra.get(mark) if isinstance(extra, dict) else None
 
 
 def paths_to_read(config: BaseModel, name: str) -> list[Path]:
-    """Return the files and folders that a setting marked by `read_from` names; none where it is not
-    marked."""
-    marked = mark_of(type(config).model_fields[name], "read_from")
+    """Return the files and folders that a setting marked by `read_from` names; an empty list for a setting
+    without the mark."""
+    mark = mark_of(type(config).model_fields[name], "read_from")
     text = getattr(config, name)
-    if marked is None or text in marked["words"]:
+    if mark is None or text in mark["words"]:
         return []
-    return [Path(part.strip()).expanduser() for part in (text.split(",") if marked["several"] else [text])]
+    return [Path(part.strip()).expanduser() for part in (text.split(",") if mark["several"] else [text])]
 
 
 class Each:
-    """The bounds of each number in a field that takes one or several.
+    """The bounds of each number in a field that takes one number or several.
 
-    Written as `size: Annotated[int | tuple[int, ...], Each(ge=8)] = Field(32, ...)`. The attributes are named
-    as those of pydantic's own bounds.
+    Written as `size: Annotated[int | tuple[int, ...], Each(ge=8)] = Field(32, ...)`. The attributes have the
+    names of pydantic's own bounds, so that `bounds` reads both.
     """
 
     def __init__(self, **limits: float) -> None:
@@ -107,15 +108,17 @@ class Each:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any) -> Any:
-        """Check each number of a value against the bounds; None has none."""
-        for number in value if isinstance(value, tuple) else () if value is None else (value,):
-            for limit, bound in vars(self).items():
-                if not _KEEPS[limit](number, bound):
-                    raise ValueError(f"{number} is out of bounds")
+        """Check each number of a value against the bounds."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in numbers:
+            if number is not None and not all(
+                _IS_WITHIN[limit](number, bound) for limit, bound in vars(self).items()
+            ):
+                raise ValueError(f"{number} is out of bounds")
         return value
 
 
-_KEEPS: dict[str, Callable[[float, float], bool]] = {
+_IS_WITHIN: dict[str, Callable[[float, float], bool]] = {
     "ge": operator.ge,
     "gt": operator.gt,
     "le": operator.le,
@@ -130,24 +133,26 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
     ONLY_WITH: ClassVar[Rules] = ()
-    """The settings that count only beside certain values of another one. A rule stands in the class of the
-    setting, or in the recipe for which it holds."""
+    """The settings that have an effect only for certain values of another setting. A rule stands in the class
+    of the setting, or in the recipe to which it applies."""
     DEFAULTS_WITH: ClassVar[DefaultRules] = ()
-    """The defaults that settings have beside certain values of another one, in place of the fields' own."""
+    """The defaults that settings have for certain values of another setting, instead of the fields'
+    defaults."""
     REPLACES: ClassVar[Mapping[str, str]] = {}
-    """Maps a setting to the one that it replaces: an explicit value of the latter takes the place of the
-    former's conditional default."""
+    """Maps a setting to the one that it replaces, such as 'epochs' to 'steps': if a person gives `steps`, the
+    conditional default of `epochs` is dropped."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _fill_conditional_defaults(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fill in the defaults that depend on other settings. `model_fields_set` has what was given."""
+        """Fill in the defaults that depend on other settings. `model_fields_set` keeps only the names of the
+        values that were given."""
         if not isinstance(values, dict):
             return handler(values)
         typed = {name: typed_value(cls, name, value) for name, value in values.items()}
-        made = handler({**in_place_of_defaults(cls, typed), **values})
-        made.model_fields_set.intersection_update(values)
-        return made
+        settings = handler({**in_place_of_defaults(cls, typed), **values})
+        settings.model_fields_set.intersection_update(values)
+        return settings
 
     @classmethod
     def checked(cls, /, **values: Any) -> Self:
@@ -159,71 +164,65 @@ class Settings(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that were given, also those that equal the default."""
+        """The values that were given explicitly, also those that equal the default."""
         return {
             name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set
         }
 
     @property
     def beyond_defaults(self) -> dict[str, Any]:
-        """The values that differ from the defaults that hold beside the others. The same settings can be made
-        from them."""
+        """The values that differ from their (possibly conditional) defaults. Equal settings can be built from
+        them."""
         values = self.model_dump()
         present = defaults_beside(type(self), values)
         return {name: value for name, value in values.items() if value != present[name]}
 
     def changed(self, **values: Any) -> Self:
-        """These settings with some values replaced, checked again as a whole."""
+        """Return these settings with some values replaced, checked again as a whole."""
         return type(self).checked(**{**self.model_dump(), **values})
 
     def counting(self, **values: Any) -> Self:
-        """Return these settings with some values replaced. Settings that no longer count beside these values
-        get their defaults, repeatedly, because their defaults may decide about further settings."""
+        """Return these settings with some values replaced. Settings that have no effect beside the new values
+        get their defaults."""
         merged = {**self.model_dump(), **values}
+        # Repeated, because a default may take the effect from further settings.
         while idle := [name for name, _ in without_effect(type(self), merged) if name not in values]:
             present = defaults_beside(type(self), merged)
             merged |= {name: present[name] for name in idle}
         return type(self).checked(**merged)
 
     def problems(self) -> Iterator[str]:
-        """Sentences about values that do not go together. Every class yields those about its own fields."""
+        """Yield sentences about values that do not go together. Every class yields those about the fields
+        that it declares; `_check_together` collects them."""
         return iter(())
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse True and False as numbers: `lr=True` would be a learning rate of 1."""
+    def _convert_path_refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        """Convert a path to text, and refuse True and False as numbers: `lr=True` would be a learning rate
+        of 1."""
         declared = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (declared, *get_args(declared)):
             raise ValueError(f"It cannot be {value}")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _a_path_is_its_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, PurePath) else value
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        """Raise a ValueError with a line for each combination of values that is not valid, over all
-        classes."""
+        """Raise a ValueError with a line for each combination of values that is not valid: the `problems` of
+        all base classes, and changed settings without effect."""
         classes = [c for c in type(self).__mro__[::-1] if issubclass(c, Settings) and "problems" in vars(c)]
         problems = [problem for cls in classes for problem in cls.problems(self)]
-        if problems := [*problems, *self._without_effect()]:
-            raise ValueError("\n".join(problems))
-        return self
-
-    def _without_effect(self) -> Iterator[str]:
-        """Yield a sentence for each setting that differs from its default and does not count beside the
-        others."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         for name, condition in without_effect(type(self), values):
-            decides = values[condition.name]
-            so = "is not given" if decides in (None, "", ()) else f"is {decides!r}"
-            yield (
-                f"{name}={values[name]!r} counts only with {condition.words}, and {condition.name} {so}. "
+            deciding = values[condition.name]
+            state = "is not given" if deciding in (None, "", ()) else f"is {deciding!r}"
+            problems.append(
+                f"{name}={values[name]!r} counts only with {condition.words}, and {condition.name} {state}. "
                 f"Leave {name} out, or change {condition.name}"
             )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
 
 
 def together(*checks: Callable[[], Any]) -> list[Any]:
@@ -241,7 +240,7 @@ def together(*checks: Callable[[], Any]) -> list[Any]:
 
 
 def bounds(field: FieldInfo) -> str:
-    """The values that a field takes, in words: '1 to 4096', "'off', 'bf16' or 'fp16'", 'above 0, at most
+    """Return the values that a field takes as text: '1 to 4096', "'off', 'bf16' or 'fp16'", 'above 0, at most
     10'."""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if choices:
@@ -265,11 +264,11 @@ def bounds(field: FieldInfo) -> str:
 
 
 def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str, Any]) -> str:
-    """A ValidationError of these values in our words: one line for each bad field, with its value, its bounds
-    and a remedy."""
+    """Return the message for a ValidationError of these values: one line for each bad field, with its value,
+    its bounds and a remedy."""
     lines = []
     explained: set[str] = set()
-    present = defaults_beside(model, values)
+    defaults = defaults_beside(model, values)
     for problem in error.errors():
         name = str(problem["loc"][0]) if problem["loc"] else ""
         field = model.model_fields.get(name)
@@ -288,7 +287,7 @@ def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str,
         else:
             allowed = bounds(field)
             fix = f"Give a value within: {allowed}" if allowed else _reason(problem["msg"])
-            default = f" (default {present[name]!r})" if present[name] is not None else ", or leave it out"
+            default = f" (default {defaults[name]!r})" if defaults[name] is not None else ", or leave it out"
             lines.append(
                 f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {description(model, name)}."
             )
@@ -296,14 +295,14 @@ def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str,
 
 
 def types_of(field: FieldInfo) -> tuple[Any, ...]:
-    """The types that a field takes, one for each alternative of a union: (int, NoneType) for `int | None`."""
+    """Return the types that a field takes, the members of a union: (int, NoneType) for `int | None`."""
     is_union = get_origin(field.annotation) in (Union, UnionType)
     return get_args(field.annotation) if is_union else (field.annotation,)
 
 
 def as_text(value: Any) -> str:
-    """A setting's value as a person would type it: '0.004', '24, 24, 16', and an empty text for None and
-    ()."""
+    """Return a setting's value as a person would type it: '0.004', '24, 24, 16', and an empty text for None
+    and ()."""
     if value is None:
         return ""
     if isinstance(value, tuple):
@@ -335,7 +334,7 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
     try:
         model(**{name: value})
     except ValidationError as error:
-        # Rules about several fields are checked where all of the fields are known.
+        # Rules about several fields are checked elsewhere, with all values; here only this field's errors.
         problems = [problem for problem in error.errors() if problem["loc"][:1] == (name,)]
         if problems:
             reason = _reason(problems[0]["msg"])
@@ -350,8 +349,8 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
 
 
 def typed_value(model: type[BaseModel], name: str, value: Any) -> Any:
-    """A value that may come as text, from a command line, or as a path. One that cannot be read stays as it
-    is, and is refused by its own check."""
+    """Return a value, which may be a path or a text from a command line, with the type of its field. A value
+    that cannot be converted is returned unchanged, and the field's own check refuses it."""
     if isinstance(value, PurePath):
         return str(value)
     if not isinstance(value, str) or name not in model.model_fields:
@@ -363,7 +362,8 @@ def typed_value(model: type[BaseModel], name: str, value: Any) -> Any:
 
 
 def _parsed(field: FieldInfo, text: str) -> Any:
-    """The text as a value of the first of the field's types that accepts it."""
+    """Return the text as a value of the first of the field's types that accepts it; ValueError if none
+    does."""
     types = types_of(field)
     if not text.strip() and NoneType in types:
         return None
@@ -395,33 +395,24 @@ def _read(kind: Any, text: str) -> Any:
                 return choice
         raise ValueError(f"{text!r} is none of {', '.join(map(repr, get_args(kind)))}")
     if get_origin(kind) is tuple:
-        return _several(get_args(kind)[0], text)
+        return _parse_tuple(get_args(kind)[0], text)
     return text
 
 
 def _whole_number(text: str) -> int:
     """Parse a whole number, also one that is written as '1e3' or '2.0'."""
-    try:
+    with suppress(ValueError):
         return int(text)
-    except ValueError:
-        pass  # '1e3' is a whole number as well
-    try:
-        number = float(text)
-    except ValueError:
-        # Any number that is not whole leads to the error below.
-        number = 0.5
-    if not number.is_integer():
-        raise ValueError(f"{text.strip()!r} is not a whole number")
-    return int(number)
+    with suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"{text.strip()!r} is not a whole number")
 
 
 def _number(text: str) -> float:
-    """Parse a number. The error names the same number with a decimal point if the text has a decimal
-    comma."""
-    try:
+    """Parse a number. If the text has a decimal comma, the error names the number with a decimal point."""
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        pass  # the code below works out the reason
     reason = f"{text.strip()!r} is not a number"
     with_point = text.strip().replace(",", ".")
     if re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", with_point, re.IGNORECASE):
@@ -429,9 +420,9 @@ def _number(text: str) -> float:
     raise ValueError(reason)
 
 
-def _several(kind: Any, text: str) -> tuple[Any, ...]:
-    """Values separated by commas, or by spaces for numbers. Names that contain commas are written as a Python
-    list."""
+def _parse_tuple(kind: Any, text: str) -> tuple[Any, ...]:
+    """Parse values of one type that are separated by commas; numbers also by spaces. Values that contain
+    commas are written as a Python list."""
     text = text.strip()
     if text.startswith(("(", "[")):
         try:
@@ -444,6 +435,7 @@ def _several(kind: Any, text: str) -> tuple[Any, ...]:
 
 
 def _reason(message: str) -> str:
+    """Return the message of a ValueError without pydantic's prefix."""
     return message.removeprefix("Value error, ")
 
 
@@ -456,38 +448,39 @@ def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo
 
 
 def label_of(model: type[BaseModel], name: str) -> str:
-    """A setting in a word or two, such as 'Mixed precision' for `amp`."""
-    return _word(model, name, "label") or name.replace("_", " ").capitalize()
+    """Return the label of a setting in the control panel, such as 'Mixed precision' for `amp`."""
+    return _control_text(model, name, "label") or name.replace("_", " ").capitalize()
 
 
 def unit_of(model: type[BaseModel], name: str) -> str:
-    """Return the unit that a setting's number counts or measures; empty for a share, a word and the like."""
-    return _word(model, name, "unit")
+    """Return the unit of a setting's number, such as 'steps'; empty if it has none."""
+    return _control_text(model, name, "unit")
 
 
-def _word(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> str:
-    """Return the label or the unit that `control(...)` of the field has, or of the same field in a base
-    class; empty if none has it."""
+def _control_text(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> str:
+    """Return the label or unit given to `control(...)` for a field, in the class itself or the nearest base
+    class that gives one; empty if none does."""
     for base in model.__mro__:
         field = getattr(base, "model_fields", {}).get(name)
-        if field is not None and (word := mark_of(field, kind)):
-            return str(word)
+        if field is not None and (text := mark_of(field, kind)):
+            return str(text)
     return ""
 
 
 def unused(model: type[BaseModel]) -> frozenset[str]:
-    """The fields without meaning in a recipe (`UNUSED` of its settings), which get no flag, control or row in
-    the docs."""
+    """Return the fields without meaning in a recipe (`UNUSED` of its settings). They get no flag, no control
+    and no row in the docs."""
     return frozenset(getattr(model, "UNUSED", ()))
 
 
 def marked(model: type[BaseModel], mark: Literal["shapes_the_model", "divides_the_data"]) -> list[str]:
-    """Return the fields with a mark. Fields that shape the model must be the same in a checkpoint and in a
-    run that resumes from it; fields that divide the data must be so if the run has the same data."""
+    """Return the names of the fields with a mark. A run that resumes from a checkpoint must have the same
+    values of fields that shape the model and, with the same data, of fields that divide the data."""
     return [name for name, field in model.model_fields.items() if mark_of(field, mark)]
 
 
 def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
-    """The fields that can be changed while a run goes on, and the moment at which a change takes effect."""
-    moments = {name: mark_of(field, "steered") for name, field in model.model_fields.items()}
-    return {name: at for name, at in moments.items() if at is not None and name not in unused(model)}
+    """Return the fields that can be changed during a run, each with the unit at whose next beginning a change
+    takes effect."""
+    units = {name: mark_of(field, "steered") for name, field in model.model_fields.items()}
+    return {name: unit for name, unit in units.items() if unit is not None and name not in unused(model)}

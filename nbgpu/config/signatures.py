@@ -17,28 +17,31 @@ from nbgpu.config.settings import bounds, types_of, unused
 from nbgpu.config.training import TrainConfig
 
 _WIDTH = 76
-"""The length of lines of help."""
+"""The width of the help in characters."""
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def lists_settings(call: _Call) -> _Call:
-    """Let `?` and Shift-Tab list the settings of every recipe below the docstring of a call. They ask an
-    attribute for the text, which is made only then."""
+    """Decorate a function so that `?` and Shift-Tab list the settings of every recipe below its docstring.
+
+    IPython calls an object's `getdoc` for its help, so that the text is made only then.
+    """
     vars(call)["getdoc"] = lambda: f"{inspect.getdoc(call) or ''}\n\n{list_settings_of_every_recipe()}"
     return call
 
 
 def names_of(model: type[BaseModel]) -> list[str]:
-    """The settings that a call takes by name, those that the model itself adds before those that it has from
-    others."""
-    given_otherwise = {"recipe", *unused(model)}
+    """Return the settings that a call takes by keyword, those that the model itself adds before inherited
+    ones."""
+    excluded = {"recipe", *unused(model)}
     inherited = {name for base in model.__mro__[1:] for name in getattr(base, "model_fields", ())}
-    names = [name for name in model.model_fields if name not in given_otherwise]
+    names = [name for name in model.model_fields if name not in excluded]
     return sorted(names, key=lambda name: name in inherited)
 
 
 def _written(kind: Any) -> str:
-    """Return a type as Python code for a signature. A tuple is written as a Sequence."""
+    """Return a type as Python code for a signature. A tuple is written as a Sequence, because calls also take
+    lists."""
     if kind is NoneType:
         return "None"
     if get_origin(kind) in (Union, UnionType):
@@ -49,29 +52,28 @@ def _written(kind: Any) -> str:
         )
         return f"Literal[{choices}]"
     if get_origin(kind) is tuple:
-        # Lists do as well.
         return f"Sequence[{_written(get_args(kind)[0])}]"
     return str(kind.__name__)
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """The texts that a field takes; empty where it takes others, too."""
+    """Return the texts of a field's `Literal` types; empty if it has none."""
     return tuple(
-        each
+        choice
         for kind in types_of(field)
         if get_origin(kind) is Literal
-        for each in get_args(kind)
-        if isinstance(each, str)
+        for choice in get_args(kind)
+        if isinstance(choice, str)
     )
 
 
 def parameter(model: type[BaseModel], name: str, several: str = "") -> str:
-    """A setting as a parameter: 'batch_size: int = 2'.
+    """Return a setting as a parameter: 'batch_size: int = 2'.
 
     Args:
-        model: the model of the settings.
+        model: the class of the settings.
         name: the setting's name.
-        several: what the call takes in place of one value, with {} for the setting's type: 'list[{}]'.
+        several: another type that the call takes, with {} for the setting's type: 'list[{}]'.
     """
     field = model.model_fields[name]
     default = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
@@ -88,7 +90,7 @@ def help_for(model: type[BaseModel], name: str) -> str:
 
 
 def listed(model: type[BaseModel], names: Iterable[str]) -> str:
-    """The parameter of each of these settings, with its help below it."""
+    """Return the parameter of each of these settings, with its help below it."""
     indent = " " * 8
     return "\n".join(
         f"    {parameter(model, name)}\n"
@@ -98,36 +100,28 @@ def listed(model: type[BaseModel], names: Iterable[str]) -> str:
 
 
 def list_settings_of_every_recipe() -> str:
-    """Return the settings that all recipes have, grouped under headings, and the names of those of one
-    recipe."""
-    parts = []
-    for group, names in _groups():
-        parts.append(f"{group}\n{listed(TrainConfig, names)}")
-    of_recipes = [
-        textwrap.fill(
-            f"{recipe}: {', '.join(_own_fields(model))}",
-            _WIDTH,
-            initial_indent="    ",
-            subsequent_indent=" " * 8,
+    """Return the settings that all recipes have, grouped under headings, and the names of each recipe's
+    further settings."""
+    parts = [f"{group}\n{listed(TrainConfig, names)}" for group, names in _groups()]
+    further = []
+    for recipe, model in TRAIN_CONFIGS.items():
+        names = ", ".join(name for name in names_of(model) if name not in TrainConfig.model_fields)
+        further.append(
+            textwrap.fill(f"{recipe}: {names}", _WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
         )
-        for recipe, model in TRAIN_CONFIGS.items()
-    ]
     return "\n\n".join(
         [
             "Settings of every recipe (Shift-Tab behind the recipe's name lists that recipe's own as well):",
             *parts,
-            "Settings of single recipes:\n" + "\n".join(of_recipes),
+            "Settings of single recipes:\n" + "\n".join(further),
         ]
     )
 
 
 def _groups() -> Iterator[tuple[str, list[str]]]:
+    """Yield (heading, settings) for each base class of TrainConfig that declares settings."""
     left = set(names_of(TrainConfig))
     for base in reversed(TrainConfig.__mro__):
         if issubclass(base, BaseModel) and (names := [n for n in base.model_fields if n in left]):
             left -= {*names}
             yield (base.__doc__ or base.__name__).partition("\n")[0], names
-
-
-def _own_fields(model: type[TrainConfig]) -> list[str]:
-    return [name for name in names_of(model) if name not in TrainConfig.model_fields]

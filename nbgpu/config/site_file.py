@@ -1,7 +1,7 @@
 """The file with which an administrator sets defaults for all users of a host.
 
-`nbgpu.config.site` says what may stand in it. Here it is found and read, so that the lowest part of the
-settings can ask for a default without knowing the settings.
+This module finds and reads the file. `nbgpu.config.site`, which imports the settings, checks its content, and
+passes its check to this module, which the settings themselves import.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from nbgpu.errors import ConfigError
 
 VARIABLE = "NBGPU_SITE_FILE"
-"""The environment variable that names another file than the usual one; empty for none."""
+"""The environment variable that names another file than USUAL; empty to use no file."""
 USUAL = Path("/etc/nbgpu/defaults.toml")
 
 
@@ -27,24 +27,25 @@ class SiteFile:
     """The content of the file."""
 
     path: Path | None = None
-    """The file; None where there is none."""
+    """The path of the file; None if there is no file."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The values of settings, by name."""
+    """The default values of settings, by name."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """The limits of each person, by name."""
+    """The limits for each person, by name."""
 
 
 check: Callable[[Path, Mapping[str, Any]], SiteFile] | None = None
 """Checks the tables of a file; set by `nbgpu.config.site`, which knows the settings."""
 
 _is_off: ContextVar[bool] = ContextVar("nbgpu_site_is_off", default=False)
-_known: tuple[tuple[object, ...], SiteFile] | None = None
+_cached: tuple[tuple[object, ...], SiteFile] | None = None
+"""The identity of the file that was read last (path, time, size, inode), and its content."""
 
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Let settings that are made in the block take no defaults from the file: those of a cluster that is
-    running, for example, are fixed already."""
+    """Let settings that are built in the block take no defaults from the file, such as the settings of a
+    running cluster, which are already complete."""
     token = _is_off.set(True)
     try:
         yield
@@ -53,12 +54,12 @@ def ignored() -> Iterator[None]:
 
 
 def read() -> SiteFile:
-    """Return the content of this host's file, which is read again when it has changed.
+    """Return the content of this host's file, which is cached until the file changes.
 
     Raises:
         ConfigError: the file cannot be read, or has bad rows; with a line for each.
     """
-    global _known
+    global _cached
     named = os.environ.get(VARIABLE)
     if _is_off.get() or named == "":
         return SiteFile()
@@ -70,16 +71,16 @@ def read() -> SiteFile:
             return SiteFile()
         raise ConfigError(f"{VARIABLE}={named}: the file cannot be read ({error.strerror})") from None
     key = (path, status.st_mtime_ns, status.st_size, status.st_ino)
-    if _known is None or _known[0] != key:
-        assert check is not None, "nbgpu.config sets it"
+    if _cached is None or _cached[0] != key:
+        assert check is not None, "nbgpu.config.site sets it"
         with ignored():
-            _known = key, check(path, _tables(path))
-    return _known[1]
+            _cached = key, check(path, _tables(path))
+    return _cached[1]
 
 
 def defaults_of(model: type) -> dict[str, Any]:
-    """The values of the file for a class of settings, by the name of the setting. The class says in
-    `FROM_SITE` which row each of its settings has."""
+    """Return the file's values for a class of settings, by the name of the setting. The class maps its
+    settings to rows of the file in `FROM_SITE`."""
     rows: Mapping[str, str] = getattr(model, "FROM_SITE", {})
     if not rows:
         return {}

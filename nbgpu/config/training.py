@@ -16,8 +16,8 @@ from nbgpu.config.data import DataSettings
 from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
 _LEAST_WARMUP_STEPS = 10
-_WINDOW = re.compile(r"(\d+):(\d+)")
-_NUM_IN_SMOKE_TEST = 8
+_PROFILE_WINDOW = re.compile(r"(\d+):(\d+)")
+_SMOKE_TEST_SAMPLES = 8
 MAX_PROFILED_STEPS = 100
 """A step adds some thousands of events to a trace, and a browser must be able to show them."""
 
@@ -53,17 +53,17 @@ class LoopSettings(Settings):
     (docs/training.md); overrides steps, batch_size and everything else that would make it long"""
 
     def samples_per_step(self, world_size: int) -> int:
-        """Samples that go into one optimizer step over all ranks."""
+        """Return the samples that go into one optimizer step over all ranks."""
         return self.batch_size * world_size * self.accumulate
 
     @property
     def samples_per_volume(self) -> int:
-        """The samples that an epoch takes from one volume."""
+        """The number of samples that an epoch takes from one volume."""
         return 1
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """The total number of optimizer steps; 0 where the length is given in epochs and `steps_per_epoch` is
-        0, because nobody has looked at the data yet."""
+        """Return the total number of optimizer steps; 0 if the length is given in epochs and the data have
+        not been read yet (`steps_per_epoch` is 0)."""
         return self.steps if self.epochs is None else self.epochs * steps_per_epoch
 
 
@@ -141,12 +141,12 @@ class OptimizerSettings(Settings):
             )
 
     def peak_lr(self, samples_per_step: int) -> float:
-        """The learning rate after the warm-up, if a step has `samples_per_step` over all ranks."""
+        """Return the learning rate after the warm-up for steps of `samples_per_step` over all ranks."""
         if self.lr_scaling == "none":
             return self.lr
-        assert self.lr_batch_size is not None, "problems() asks for it"
-        times = samples_per_step / self.lr_batch_size
-        return self.lr * (math.sqrt(times) if self.lr_scaling == "sqrt" else times)
+        assert self.lr_batch_size is not None, "`problems` requires it"
+        ratio = samples_per_step / self.lr_batch_size
+        return self.lr * (math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio)
 
 
 class PrecisionSettings(Settings):
@@ -323,15 +323,15 @@ class LogSettings(Settings):
 
     @property
     def profiled_steps(self) -> range:
-        """The steps to profile, counted from 1 as everywhere; empty where `profile` names none."""
-        match = _WINDOW.fullmatch(self.profile)
+        """The steps to profile, counted from 1; empty if `profile` names none."""
+        match = _PROFILE_WINDOW.fullmatch(self.profile)
         return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
     def problems(self) -> Iterator[str]:
-        """Yield what goes wrong with the profiled steps, and loggers that would have no numbers to show."""
-        asked_for = [name for name in ("tensorboard", "wandb") if getattr(self, name) not in (False, "off")]
-        if asked_for and not self.telemetry:
-            yield f"telemetry=False records nothing that {' and '.join(asked_for)} could show; set telemetry=True"
+        """Yield invalid steps to profile, and loggers that would have no numbers to show."""
+        loggers = [name for name in ("tensorboard", "wandb") if getattr(self, name) not in (False, "off")]
+        if loggers and not self.telemetry:
+            yield f"telemetry=False records nothing that {' and '.join(loggers)} could show; set telemetry=True"
         if not self.profile:
             return
         steps = self.profiled_steps
@@ -354,49 +354,48 @@ class TrainConfig(
     """What every training run has, whatever it trains."""
 
     IMPLEMENTATION: ClassVar[str] = ""
-    """Where the recipe's class is, as module:class. It is imported on the ranks, when it is asked for."""
+    """The recipe's class as 'module:Class'. The ranks import it when they need it."""
     VALIDATION_VALUES: ClassVar[tuple[str, ...]] = ("loss",)
-    """The names of the values that the recipe's `validate` returns; empty where they are known only at run
+    """The names of the values that the recipe's `validate` returns; empty if they are known only at run
     time."""
     INPUTS: ClassVar[str] = ""
-    """What `data` may be, in a few words."""
+    """The values that `data` may have, in a few words."""
     WITHOUT_FILES: ClassVar[tuple[str, ...]] = ("",)
-    """Values of `data` for which none of the user's files is read."""
+    """Values of `data` with which no file of the user is read."""
     TRIAL: ClassVar[str] = ""
-    """What a run with no flags does, and how long it takes."""
+    """A phrase on what a run with no flags does, and how long it takes."""
     UNUSED: ClassVar[Mapping[str, str]] = {}
     """Fields without meaning in the recipe, each with the reason. A value other than the default is
     refused."""
     LIVE_PICTURES: ClassVar[bool] = False
-    """Whether runs of the recipe show pictures while they go on."""
+    """Whether runs of the recipe show images while they train."""
     PREDICTS: ClassVar[str] = ""
-    """What `nbgpu predict` writes for a sample of new data, in a few words; empty where no model is
-    trained."""
+    """What `nbgpu predict` writes for a sample of new data, in a few words; empty if the recipe trains no
+    model."""
     ONLY_AT_START: ClassVar[tuple[str, ...]] = ()
-    """The settings that only give a run its first weights, so that the files they name need not be there once
-    it is trained."""
+    """The settings that only determine the initial weights, so that the files that they name are no longer
+    needed after training."""
     AT_PREDICTION: ClassVar[tuple[str, ...]] = ()
     """The settings that may differ between the training and the prediction."""
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
-    """Settings that are chosen when the files are known, by these and by the memory, where they are left
-    out."""
+    """Settings that nbgpu chooses by the data files and the memory if they are left out."""
 
     @property
     def why_losses_differ(self) -> str:
-        """Why the loss of a validation is not comparable with that of a step, in a sentence; else empty.
+        """A sentence why the loss of a validation is not comparable with the loss of a step; empty if it is.
 
-        Where it is not, every chart gives the two an axis of its own each, and says this.
+        Charts draw losses that are not comparable on separate axes, and show this sentence.
         """
         return ""
 
     def num_evaluated(self, num_samples: int) -> int:
-        """The number of samples that a validation or a result takes, where it would take so many: in a smoke
-        test a few, which show whether it can be computed."""
-        return min(num_samples, _NUM_IN_SMOKE_TEST) if self.smoke_test else num_samples
+        """Return how many of `num_samples` a validation or a result takes: all, or a few in a smoke test,
+        which only tests whether they can be computed."""
+        return min(num_samples, _SMOKE_TEST_SAMPLES) if self.smoke_test else num_samples
 
     @property
     def left_to_data(self) -> tuple[str, ...]:
-        """The settings of `FROM_DATA` that are left out, while the data are files."""
+        """The settings of `FROM_DATA` that are left out; empty for generated data."""
         if self.data in self.WITHOUT_FILES:
             return ()
         return tuple(name for name in self.FROM_DATA if not getattr(self, name))
@@ -422,11 +421,9 @@ class TrainConfig(
             yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
         if self.best_metric and not self.validates:
             yield f"best_metric={self.best_metric!r} is a value of validations, and val_every=0 makes none"
-        measured = self.VALIDATION_VALUES
-        if self.best_metric and measured and self.best_metric not in measured:
-            yield (
-                f"best_metric={self.best_metric!r} is not a value of this recipe's validation. Values: {', '.join(measured)}"
-            )
+        metrics = self.VALIDATION_VALUES
+        if self.best_metric and metrics and self.best_metric not in metrics:
+            yield f"best_metric={self.best_metric!r} is not a value of this recipe's validation. Values: {', '.join(metrics)}"
         for name in sorted(self.UNUSED):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 yield f"{name}={value!r} means nothing in the recipe {self.recipe!r}: {self.UNUSED[name]}. Leave it out"
@@ -434,8 +431,8 @@ class TrainConfig(
             yield f"profile={self.profile!r} goes beyond the last step; give steps up to steps={self.steps}"
 
     def warm_up_problem(self, total_steps: int, steps_per_epoch: int) -> str:
-        """Return what is wrong where the run ends before its learning rate has risen; else an empty string.
-        How many steps `epochs` has is known once the data are."""
+        """Return an error if the run ends before its warm-up does; else an empty string. This is checked when
+        the data have been read, because only then the number of steps of `epochs` is known."""
         num_steps = self.num_warmup_steps(total_steps, steps_per_epoch)
         if num_steps < total_steps:
             return ""
@@ -447,17 +444,17 @@ class TrainConfig(
 
     @property
     def title(self) -> str:
-        """The recipe's name as people and folders use it."""
+        """The recipe's name for people and in folder names: for a user's file, its name without '.py'."""
         return Path(self.recipe).stem if own_file.is_file(self.recipe) else self.recipe
 
     @property
     def folder_title(self) -> str:
-        """What the run's folder is called, between the date and the number that makes it unique."""
+        """The part of the run's folder name between the date and the number that makes it unique."""
         return self.run_name or self.title
 
     @property
     def chosen_by_validation(self) -> tuple[str, ...]:
-        """The settings that let validations choose the weights of the result."""
+        """The settings by which results of validations determine the final weights."""
         chosen = {
             "restore_best": self.restore_best,
             "early_stop_patience": self.early_stop_patience > 0,
@@ -466,12 +463,12 @@ class TrainConfig(
         return tuple(name for name, chooses in chosen.items() if chooses)
 
     def num_warmup_steps(self, total_steps: int, steps_per_epoch: int) -> int:
-        """The steps over which the learning rate rises: `warmup_steps` or `warmup_epochs`, or their default
-        where both are left out."""
+        """Return the number of steps over which the learning rate rises: `warmup_steps` or `warmup_epochs`,
+        or a default if both are left out."""
         if self.warmup_epochs is not None:
             return max(1, round(self.warmup_epochs * steps_per_epoch))
         if self.warmup_steps is not None:
             return self.warmup_steps
-        # Adam's first steps are as long as the rate says, whatever the gradient, and in a short run a
-        # twentieth would be no warm-up at all.
+        # Adam's first steps are as large as the learning rate, whatever the gradient, and in a short run a
+        # twentieth would be too few steps to warm up.
         return min(max(total_steps // 20, _LEAST_WARMUP_STEPS), total_steps // 2)

@@ -1,4 +1,4 @@
-"""Settings in writing: as TOML, which is read again, and as a call in a notebook and a command."""
+"""Settings as text: as a TOML file, which is read back, as a notebook cell and as a shell command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
 
 _WIDTH = 79
-"""The longest call on a line of its own."""
+"""The longest call that is written on one line."""
 
 
 def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
-    """Write both as the tables [cluster] and [train]. Values that are None are left out, and are read back as
-    None."""
+    """Write the tables [cluster] and [train]. None values are left out, and are read back as None."""
     tables = {
         "cluster": cluster.model_dump(mode="json", exclude_none=True),
         "train": train.model_dump(mode="json", exclude_none=True),
@@ -45,8 +44,15 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]:
-    """Read a file that `write_toml` or a person has written; a ConfigError names the file and every bad
-    value."""
+    """Read a file with the tables [cluster] and [train], which `write_toml` or a person has written.
+
+    Args:
+        path: the file.
+        overrides: settings of the run that replace the file's.
+
+    Raises:
+        ConfigError: with the file and a line for every bad value.
+    """
     tables = read_tables(path)
     unknown = sorted(set(tables) - {"cluster", "train"})
     if unknown:
@@ -65,11 +71,12 @@ def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]
 
 
 def differing(recipe: str, preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given settings that are needed for the same run: the ones that differ from their
+    """Return the given settings that are needed to describe the same run: those that differ from their
     defaults beside the others.
 
     Args:
-        recipe, preset: the recipe, and the name of values that take the place of defaults; '' for none.
+        recipe: the recipe.
+        preset: the preset whose values replace defaults; '' for none.
         given: the settings that were given, by name.
 
     Raises:
@@ -82,7 +89,7 @@ def differing(recipe: str, preset: str, given: Mapping[str, Any]) -> dict[str, A
         others = {setting: needed[setting] for setting in needed if setting != name}
         if settings_beside(recipe, {**beside, **others})[name] == value:
             needed = others
-    # A value that is given also changes what a preset or another default may be.
+    # A given value may also decide about values of the preset and about conditional defaults.
     is_same = train_config(recipe, **beside, **needed).model_dump() == whole.model_dump()
     return needed if is_same else dict(given)
 
@@ -90,11 +97,14 @@ def differing(recipe: str, preset: str, given: Mapping[str, Any]) -> dict[str, A
 def as_code(
     recipe: str, preset: str, settings: Mapping[str, Any], cluster: ClusterConfig, is_started: bool = False
 ) -> str:
-    """A cell that trains with these settings.
+    """Return the code of a notebook cell that trains with these settings.
 
     Args:
-        settings: those that differ from their defaults, see `differing`.
-        is_started: whether the notebook has the cluster already, so that a start would be refused.
+        recipe: the recipe.
+        preset: the preset; '' for none.
+        settings: the settings that differ from their defaults, as `differing` returns them.
+        cluster: the settings of the cluster.
+        is_started: whether the notebook already has the cluster; its start is then only a comment.
     """
     given = {"preset": preset, **settings} if preset else settings
     arguments = [_literal(recipe), *(f"{name}={_literal(value)}" for name, value in given.items())]
@@ -109,7 +119,7 @@ def as_code(
 
 
 def as_command(recipe: str, preset: str, settings: Mapping[str, Any], cluster: ClusterConfig) -> str:
-    """The command that trains with these settings, for a shell."""
+    """Return the shell command that trains with these settings."""
     arguments = ["nbgpu", "train", recipe, *(["--preset", preset] if preset else [])]
     arguments += arguments_of(settings_of(recipe), settings)
     arguments += arguments_of(ClusterConfig, cluster.beyond_defaults)
@@ -126,7 +136,7 @@ def arguments_of(model: type[BaseModel], values: Mapping[str, Any]) -> list[str]
             continue
         items = [str(item) for item in (value if isinstance(value, tuple) else (value,))]
         if len(items) == 1 and items[0].startswith("-"):
-            # Alone it would be taken for a flag.
+            # As a separate argument it would be taken for a flag.
             arguments.append(f"{flag}={items[0]}")
         else:
             arguments += [flag, *items]
@@ -134,7 +144,7 @@ def arguments_of(model: type[BaseModel], values: Mapping[str, Any]) -> list[str]
 
 
 def _literal(value: Any) -> str:
-    """A value as code, with the quotation marks that the docs have."""
+    """Return a value as Python code; texts have double quotes, as in the docs."""
     if isinstance(value, str) and not set(value) & {'"', "\\"} and value.isprintable():
         return f'"{value}"'
     return repr(value)

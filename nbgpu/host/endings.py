@@ -13,11 +13,10 @@ import psutil
 from nbgpu.machine import processes
 
 _OBITUARY_PATIENCE_S = 0.2
-"""How long to wait until the fork server has recorded the exit code of an engine that is gone."""
+"""The longest wait until the fork server has recorded the exit code of an engine that has ended."""
 _VMSTAT = Path("/proc/vmstat")
 _OOM_KILL_AGE_S = 10.0
-"""An older kill by the OOM killer is not taken for the end of an engine that has just been seen alive."""
-
+"""An OOM kill that is older than this cannot be the end of an engine that has just been alive."""
 
 Whose = Literal["engines", "controller"]
 _NUM_LINES = 20
@@ -25,16 +24,16 @@ _NUM_LINES = 20
 
 
 class ExitStatus(NamedTuple):
-    """The end of a process."""
+    """The exit status of a process."""
 
     code: int | None
     """The exit code, which is negative for a signal; None if it is not known."""
     killer: str = ""
-    """If SIGKILL ended it: the probable sender, as a part of a sentence that follows the signal's name."""
+    """For SIGKILL: the probable sender, as text that follows the signal's name in a sentence."""
 
 
 class Endings:
-    """Tells how engines ended, and for SIGKILL whether the kernel's OOM killer has probably sent it.
+    """Determines how engines ended, and for SIGKILL whether the kernel's OOM killer has probably sent it.
 
     Args:
         folder: the cluster's folder on this host, in which the fork server records exit codes.
@@ -45,12 +44,13 @@ class Endings:
     def __init__(self, folder: Path, from_start: bool) -> None:
         self._folder = folder
         self._num_oom_kills = _num_oom_kills() if from_start else None
-        """The OOM killer's count before any death that was not asked about yet, `_OOM_KILL_AGE_S` old at
-        least; None if it is not known. Each kill counts for one guess."""
+        """The kernel's number of OOM kills, at least `_OOM_KILL_AGE_S` ago; None if it is not known. An OOM
+        kill since then explains the end of one engine, after which this number is increased by one."""
         self._next_num_oom_kills = self._num_oom_kills
+        """The newer number that replaces `_num_oom_kills` when it is old enough."""
         self._next_count_mono_s = time.monotonic() + _OOM_KILL_AGE_S
         self._guesses: dict[int, str] = {}
-        """A guess at the sender of SIGKILL, by the pid of the process that it ended."""
+        """The guess at the sender of SIGKILL, by the pid of the process that it ended."""
 
     def of(self, pid: int) -> ExitStatus | None:
         """Return the exit status of an engine; None while it lives."""
@@ -60,21 +60,21 @@ class Endings:
         code = self._exit_code(pid)
         if code is None:
             if psutil.pid_exists(pid):
-                return None  # it is still ending
-            # It may have ended at this very moment, and its parent writes down how.
+                return None  # the process is still exiting
+            # The process may have ended just now, and its parent has recorded the code in the meantime.
             code = self._exit_code(pid)
         return ExitStatus(code, self._guess_of_killer(pid) if code == -signal.SIGKILL else "")
 
     def _count_oom_kills(self) -> None:
-        """Count anew every `_OOM_KILL_AGE_S` while engines live: a kill of long ago was of another
-        process."""
+        """Update the number of OOM kills every `_OOM_KILL_AGE_S` while engines live, because older kills were
+        of other processes."""
         if time.monotonic() > self._next_count_mono_s:
             self._num_oom_kills, self._next_num_oom_kills = self._next_num_oom_kills, _num_oom_kills()
             self._next_count_mono_s = time.monotonic() + _OOM_KILL_AGE_S
 
     def _guess_of_killer(self, pid: int) -> str:
-        """Say whether the kernel's OOM killer ended a process, by how many it has ended in the last
-        seconds."""
+        """Return whether the kernel's OOM killer probably ended a process, by the number of OOM kills in the
+        last seconds."""
         if pid not in self._guesses:
             before, now = self._num_oom_kills, _num_oom_kills()
             if before is None or now is None:
@@ -88,7 +88,7 @@ class Endings:
         return self._guesses[pid]
 
     def _exit_code(self, pid: int) -> int | None:
-        """The exit code of an engine; None if it has not ended, or if the code is unknown."""
+        """Return the exit code of an engine; None if it has not ended, or if the code is not known."""
         record = self._folder / f"ended-{pid}"
         give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
         # The fork server may be busy with an import.
@@ -100,8 +100,7 @@ class Endings:
 
 
 def _num_oom_kills() -> int | None:
-    """The number of processes that the kernel has ended for lack of memory since it was booted; None if it
-    does not say."""
+    """Return the number of OOM kills since the boot; None if the kernel does not report it."""
     try:
         counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
         return int(counts["oom_kill"])
@@ -110,7 +109,7 @@ def _num_oom_kills() -> int | None:
 
 
 def log_tail(folder: Path, whose: Whose = "engines") -> str:
-    """The last lines that the engines or the controller wrote, as sentences for an error message."""
+    """Return the last lines of the log of the engines or the controller, for an error message."""
     pattern = "ipengine*.log" if whose == "engines" else "ipcontroller*.log"
     logs = sorted((folder / "profile" / "log").glob(pattern))
     lines = (line for log in logs for line in log.read_text(errors="replace").splitlines()[-_NUM_LINES:])

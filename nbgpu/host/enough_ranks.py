@@ -1,4 +1,4 @@
-"""The setting `at_least`: several ranks also where there are fewer GPUs."""
+"""The setting `at_least`: several ranks also on a host with fewer GPUs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
-    """Replace `at_least` by the GPUs and the number of ranks that it gives on this host.
+    """Replace `at_least` by the values of `gpus` and `ranks` that it leads to on this host.
 
-    Where enough GPUs are free, each has a rank, as without the setting. With fewer GPUs the ranks are on the
-    CPU, because ranks that share a GPU take turns, so that no time of theirs says anything about several
-    devices. GPUs that are named are taken all the same, and shared.
+    If enough GPUs are free, each gets a rank, as without the setting. With fewer GPUs the ranks run on the
+    CPU, because ranks that share a GPU take turns, so that their times do not tell how several devices would
+    perform. GPUs that the settings name are used and shared nevertheless.
 
     Returns:
-        (the settings without `at_least`; what was done and whether times mean anything, empty where each rank
-        has a device of its own).
+        The settings without `at_least`, and a note on the placement and on the meaning of times, which is
+        empty if each rank has its own GPU.
 
     Raises:
-        ConfigError: a GPU is named that is not there.
+        ConfigError: a named GPU does not exist.
     """
     if config.at_least is None:
         return config, ""
@@ -71,7 +71,7 @@ def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
 
 
 def _num_gpus(config: ClusterConfig) -> int:
-    """Return the number of GPUs that a start with a rank on each would take; 0 also if none is free."""
+    """Return the number of GPUs that a start with one rank per GPU would take; 0 if none is free."""
     if not config.takes_free_gpus:
         chosen = devices.choose(config.named_gpus, None)
     else:

@@ -25,8 +25,8 @@ def gpus(torch: Mapping[str, Any] | None, uses: Mapping[str, str]) -> Iterator[F
     """Check the driver, the GPUs and the links, and whether torch can use them.
 
     Args:
-        torch: the answer of `engine/group/probe.py` about torch; None where torch cannot be imported.
-        uses: by the UUID of a GPU that is not free a sentence about who has it, as on its card.
+        torch: the result of `engine/group/probe.py` about torch; None if torch cannot be imported.
+        uses: for each GPU that is not free, by UUID, a sentence on who uses it, as on its card.
     """
     try:
         pynvml.nvmlInit()
@@ -45,7 +45,7 @@ def gpus(torch: Mapping[str, Any] | None, uses: Mapping[str, str]) -> Iterator[F
         yield _driver(torch)
         handles: dict[int, Any] = {}
         for index in range(num_gpus):
-            # One GPU that is lost is no reason to say nothing of the others.
+            # A GPU that is lost must not prevent the checks of the others.
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 yield from _gpu(index, handle, torch, uses)
@@ -60,11 +60,11 @@ def gpus(torch: Mapping[str, Any] | None, uses: Mapping[str, str]) -> Iterator[F
 
 
 def _driver(torch: Mapping[str, Any] | None) -> Finding:
-    """Compare the CUDA version that the driver supports with the one that torch is built for. Only the major
-    numbers have to fit: a driver runs programs that were built for any minor version of its CUDA."""
-    most = pynvml.nvmlSystemGetCudaDriverVersion()
-    # NVML writes CUDA 12.4 as 12040.
-    driver_cuda = (most // 1000, most % 1000 // 10)
+    """Compare the newest CUDA version that the driver supports with the one that torch is built for. Only the
+    major versions are compared: a driver runs programs that were built for any minor version of its CUDA."""
+    version = pynvml.nvmlSystemGetCudaDriverVersion()
+    # NVML returns CUDA 12.4 as 12040.
+    driver_cuda = (version // 1000, version % 1000 // 10)
     text = f"{_text(pynvml.nvmlSystemGetDriverVersion())}, for CUDA {driver_cuda[0]}.{driver_cuda[1]} at most"
     if torch is None:
         return ok("driver", text)
@@ -114,33 +114,34 @@ def _precision(major: int) -> str:
 
 
 def _runs_on(architectures: list[str], major: int, minor: int) -> bool:
-    """Whether kernels built for these architectures run on a GPU of this compute capability: binaries need
-    the same major and no newer minor number, and PTX no newer version."""
+    """Return whether kernels built for these architectures run on a GPU of this compute capability. A binary
+    ('sm_80') needs the same major and at least the same minor version, and PTX ('compute_80') at least the
+    same version."""
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
         digits = "".join(c for c in number if c.isdigit())
-        of = int(digits[:-1]), int(digits[-1])
-        if (of[0] == major and of[1] <= minor) if kind == "sm" else of <= (major, minor):
+        built_major, built_minor = int(digits[:-1]), int(digits[-1])
+        if (built_major == major or kind != "sm") and (built_major, built_minor) <= (major, minor):
             return True
     return False
 
 
 def _links(handles: Mapping[int, Any]) -> Iterator[Finding]:
-    """Report how the GPUs of each pair reach one another, with equal pairs in one line.
+    """Report the connection of each pair of GPUs, with equal connections in one line, and the NVLinks.
 
     Args:
-        handles: by the driver's number.
+        handles: NVML's handles by the GPU's number.
     """
     pairs: dict[tuple[str, bool], list[str]] = {}
     for (i, first), (j, second) in combinations(handles.items(), 2):
         try:
-            way = gpu_links.pair(first, second)
-            described = way.describe(), way.has_p2p
+            connection = gpu_links.pair(first, second)
+            key = connection.describe(), connection.has_p2p
         except pynvml.NVMLError as error:
-            described = f"not known ({error})", False
-        pairs.setdefault(described, []).append(f"{i}-{j}")
-    for (words, has_p2p), named in pairs.items():
-        text = f"{words}: GPUs {', '.join(named)}"
+            key = f"not known ({error})", False
+        pairs.setdefault(key, []).append(f"{i}-{j}")
+    for (description, has_p2p), names in pairs.items():
+        text = f"{description}: GPUs {', '.join(names)}"
         fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"
         yield ok("links", text) if has_p2p else warn("links", text, fix)
     links = {index: _num_nvlinks(handle) for index, handle in handles.items()}
@@ -149,10 +150,10 @@ def _links(handles: Mapping[int, Any]) -> Iterator[Finding]:
 
 
 def _numa(handles: Mapping[int, Any]) -> Finding:
-    """Report the NUMA node of each GPU, and whether ranks are kept on its cores.
+    """Report the NUMA node of each GPU, and whether ranks are bound to the node's cores.
 
     Args:
-        handles: by the driver's number.
+        handles: NVML's handles by the GPU's number.
     """
     nodes, by_node = numa.cores_by_node(), dict[str, list[str]]()
     if len(nodes) < 2:
@@ -173,7 +174,7 @@ def _numa(handles: Mapping[int, Any]) -> Finding:
 
 
 def _num_nvlinks(handle: Any) -> int:
-    """The number of NVLinks of a GPU that are up."""
+    """Return the number of a GPU's NVLinks that are up."""
     num_up = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:

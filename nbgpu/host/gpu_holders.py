@@ -1,8 +1,9 @@
-"""Find who has a GPU, and which are free, for the cards of the devices and for clusters that take free GPUs.
+"""Find the holders of GPUs, for the cards of the devices and for clusters that take free GPUs.
 
-Two sources tell: the registry, which knows this user's clusters by notebook, also while they compute nothing,
-and NVML, which knows the processes of everybody. In a container NVML may give the numbers that processes have
-on the host, which mean nothing here, or another process; so a process counts as seen only where /proc agrees.
+There are two sources: nbgpu's registry, which has this user's clusters with their notebooks, also while they
+compute nothing, and NVML, which has the processes of all users. In a container NVML may return the pids of
+the host, which are unknown in the container or belong to other processes there. So a process counts only if
+/proc shows that it uses a GPU.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from nbgpu.text.sizes import in_words
 State = Literal["free", "this notebook", "yours", "others", "unreadable"]
 
 DRIVER_FILES = "/dev/nvidia"
-"""The beginning of the names of the files that every process has open that computes on a GPU."""
+"""Every process that computes on a GPU has open files whose paths start with this."""
 _IDLE_BYTES = 2**30
-"""A GPU with more memory in use than this is in use, also where NVML names no process. The driver takes less,
-and what a desktop takes is not counted."""
+"""A GPU with more used memory than this counts as in use even if NVML lists no process. The driver uses less,
+and the memory of a desktop is not counted."""
 _MAX_NAMED = 3
 _SHARING = "You would share its memory and its time."
 
 
 class ClusterEntry(Protocol):
-    """One of this user's clusters: the fields of its registry entry that are needed here."""
+    """The registry entry of one of this user's clusters, with the parts that are needed here."""
 
     @property
     def id(self) -> str: ...
@@ -67,17 +68,17 @@ class Holder:
 
     state: State
     words: str
-    """A few words: 'free', 'train.ipynb (rank 0)', 'user ada'."""
+    """A short description: 'free', 'train.ipynb (rank 0)', 'user ada'."""
     why: str = ""
-    """A sentence about a GPU that is not free, with what to do."""
+    """For a GPU that is not free: a sentence on its use, with advice."""
     in_detail: str = ""
-    """The holder of a GPU that is not free, with the time since when and the memory."""
+    """For a GPU that is not free: the holder, since when, and with how much memory."""
     are_others: bool = False
-    """Whether other people are, or may be, among those who have it."""
+    """Whether other people use the GPU, or may use it."""
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has the GPU. The cards, the control panel and the clusters all go by this."""
+        """Whether nobody has the GPU. The cards, the control panel and the clusters all use this property."""
         return self.state == "free"
 
 
@@ -86,30 +87,30 @@ class _ProcessOwner:
     """The owner of a process, as cards and messages describe it."""
 
     words: str
-    """The owner in the head of a card, such as 'user ada'."""
+    """The owner for the title of a card, such as 'user ada'."""
     sentence: str
-    """The owner within a sentence, with the process where it can be seen: 'your process 12 (python)'."""
+    """The owner within a sentence, with the process if it is visible: 'your process 12 (python)'."""
     is_this_user: bool
     since_s: float | None = None
-    """When the process began; None for one that cannot be seen."""
+    """When the process began, in seconds since the epoch; None for a process that is not visible."""
 
 
 class Holders:
-    """Finds the holders of GPUs, and remembers whose each process is."""
+    """Finds the holders of GPUs, and caches the owners of processes."""
 
     def __init__(self) -> None:
         self._people: dict[tuple[int, float], _ProcessOwner | None] = {}
-        """The owner of each process, by pid and start; None for a process that cannot be seen from here."""
+        """The owner of each process, by pid and start time; None for a process that is not visible."""
 
     def of(
         self, reading: DeviceReading, clusters: Sequence[ClusterEntry], reserved_by: int | None = None
     ) -> Holder:
-        """The holder of a GPU.
+        """Return the holder of a GPU.
 
         Args:
-            reading: the GPU as it was read.
+            reading: the state of the GPU.
             clusters: all clusters of this user.
-            reserved_by: the process that has the GPU for a cluster of anybody; None where there is none.
+            reserved_by: the process that has reserved the GPU for a cluster of any user; None if none has.
         """
         if reading.problem:
             return Holder(
@@ -122,28 +123,26 @@ class Holders:
         holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
         ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
         strangers = self._strangers(reading, ours)
-        # A reservation adds nothing where NVML names a process of somebody else.
+        # A reservation adds nothing if NVML already lists a process of another user.
         if reserved_by is not None and not _belong_to_others(strangers):
             strangers += self._reserving(reserved_by)
-        also = _describe_use(strangers)
+        names = listed([person.words for _, person in strangers])
         if holding:
             holder = _clusters(reading, holding)
             if not strangers:
                 return holder
-            names = listed([person.words for _, person in strangers])
             return Holder(
                 holder.state,
                 f"{holder.words}, {names}",
-                f"{holder.why} {also}".strip(),
+                f"{holder.why} {_describe_use(strangers)}".strip(),
                 f"{holder.in_detail}; {_details(strangers)}",
                 _belong_to_others(strangers),
             )
         if strangers:
-            names = listed([person.words for _, person in strangers])
             return Holder(
                 "others",
                 names,
-                f"{also} {_advice(strangers)}",
+                f"{_describe_use(strangers)} {_advice(strangers)}",
                 _details(strangers),
                 _belong_to_others(strangers),
             )
@@ -160,29 +159,31 @@ class Holders:
         return Holder("free", "free")
 
     def _strangers(self, reading: DeviceReading, ours: set[int]) -> list[tuple[GpuProcess, _ProcessOwner]]:
-        """Return the processes on a GPU that do not belong to the clusters that have it, each with its owner.
+        """Return the processes on a GPU that do not belong to this user's clusters on the GPU, each with its
+        owner.
 
         Args:
-            reading: what NVML says of the GPU.
+            reading: the state of the GPU.
             ours: the pids of these clusters' processes.
         """
         others = [process for process in reading.processes if not _belongs(process.pid, ours)]
         people = [(process, self._person(process.pid)) for process in others]
         if ours and len(others) == len(reading.processes):
-            # NVML names no process of the clusters that have the GPU. Then those that cannot be seen are
-            # theirs, with the numbers that they have on the host.
+            # NVML lists no process of these clusters. In a container it lists them with the host's pids, so
+            # the processes that are not visible here are theirs.
             people = [(process, person) for process, person in people if person is not None]
         unseen = _ProcessOwner("another process", "a process that cannot be seen from here", False)
         return [(process, person or unseen) for process, person in people]
 
     def _reserving(self, pid: int) -> list[tuple[GpuProcess, _ProcessOwner]]:
-        """Another user's process that has reserved a GPU. Those of this user are known from the registry."""
+        """Return the process that has reserved a GPU, with its owner, if it belongs to another user. This
+        user's reservations are already known from the registry."""
         person = self._person(pid)
         return [] if person is None or person.is_this_user else [(GpuProcess(pid, None), person)]
 
     def _person(self, pid: int) -> _ProcessOwner | None:
-        """Return the owner of a process; None if the process has ended or cannot be seen from here. Owners
-        are remembered by pid and start time, because a pid may be given to another process."""
+        """Return the owner of a process; None if the process has ended or is not visible here. Owners are
+        cached by pid and start time, because a pid may be reused."""
         try:
             process = psutil.Process(pid)
             key = (pid, process.create_time())
@@ -190,24 +191,23 @@ class Holders:
                 self._people[key] = _person(process)
             return self._people[key]
         except psutil.Error:
-            return None  # it has ended, or belongs to another container
+            return None  # the process has ended, or belongs to another container
 
 
 def listed(names: Sequence[str]) -> str:
-    """Different names, and how many more there are."""
-    shown = list(dict.fromkeys(names))
-    rest = len(shown) - _MAX_NAMED
-    return ", ".join(shown[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    """Return the distinct names as text, at most three of them, and the number of the others."""
+    distinct = list(dict.fromkeys(names))
+    rest = len(distinct) - _MAX_NAMED
+    return ", ".join(distinct[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def notebook(entry: ClusterEntry) -> str:
-    """The name of a cluster's notebook without its folder."""
+    """Return the name of a cluster's notebook without its folder."""
     return Path(entry.notebook).name
 
 
 def _describe_use(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
-    if not strangers:
-        return ""
+    """Return a sentence on who uses a GPU, and with how much memory."""
     amount_bytes = sum(process.used_bytes or 0 for process, _ in strangers)
     amount = f", with {in_words(amount_bytes)}," if amount_bytes else ""
     return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
@@ -218,8 +218,8 @@ def _belong_to_others(strangers: Iterable[tuple[GpuProcess, _ProcessOwner]]) -> 
 
 
 def _details(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
-    """Who has a GPU, since when, and with how much memory: 'user ada (process 12, python) since 14:02 on 03
-    June with 60.1 GiB'."""
+    """Return who uses a GPU, since when, and with how much memory: 'user ada (process 12, python) since 14:02
+    on 03 June with 60.1 GiB'."""
     return listed(
         [
             person.sentence
@@ -235,6 +235,7 @@ def _moment(at_s: float) -> str:
 
 
 def _advice(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
+    """Return a sentence on what a person can do to use a GPU that these processes use."""
     if _belong_to_others(strangers):
         return _SHARING
     is_this_kernel = all(process.pid == os.getpid() for process, _ in strangers)
@@ -242,7 +243,7 @@ def _advice(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
 
 
 def _clusters(reading: DeviceReading, holding: Sequence[ClusterEntry]) -> Holder:
-    """The holder of a GPU that one or more of this user's clusters have taken."""
+    """Return the holder of a GPU that one or more of this user's clusters have."""
     others = [entry for entry in holding if entry.owner.pid != os.getpid()]
     if not others:
         return Holder(
@@ -271,25 +272,24 @@ def _clusters(reading: DeviceReading, holding: Sequence[ClusterEntry]) -> Holder
 
 
 def _ranks_on(entry: ClusterEntry, reading: DeviceReading) -> str:
-    """The ranks of a cluster on a GPU: 'rank 1'."""
+    """Return the ranks of a cluster on a GPU as text, such as 'rank 1'."""
     ranks = entry.ranks_on(reading.device.uuid)
     return named_ranks(ranks) if ranks else f"cluster {entry.id}"
 
 
 def _belongs(pid: int, ours: set[int]) -> bool:
-    """Whether a process is one of these or descends from one."""
-    if pid in ours:
-        return True
-    if not ours:
-        return False
+    """Return whether a process is one of these or descends from one."""
+    if pid in ours or not ours:
+        return pid in ours
     try:
         return any(parent.pid in ours for parent in psutil.Process(pid).parents())
     except psutil.Error:
-        return False  # it has ended, or belongs to another container
+        return False  # the process has ended, or belongs to another container
 
 
 def _person(process: psutil.Process) -> _ProcessOwner | None:
-    """The owner of a process that computes on a GPU; None for a process that only has its number."""
+    """Return the owner of a process that computes on a GPU; None for another process, which only has the pid
+    that a GPU's process has on the host."""
     since_s = process.create_time()
     if process.uids().real != os.getuid():
         words = f"user {process.username()}"

@@ -1,5 +1,5 @@
-"""Check what the host gives the ranks: cores, memory, disk, limits, the loopback interface, and a torch for
-its GPUs."""
+"""Checks of the host for `nbgpu doctor` and before a start: cores, memory, disk, resource limits, the
+loopback interface, environment variables, and whether torch is built for GPUs."""
 
 from __future__ import annotations
 
@@ -25,33 +25,6 @@ from nbgpu.protocol.records import Device
 Verdict = Literal["ok", "warn", "fail"]
 """'warn': nbgpu works, but slower, or not in every case. 'fail': nbgpu, or a device, does not work."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of `nbgpu doctor`."""
-
-    check: str
-    verdict: Verdict
-    text: str
-    fix: str = ""
-    """The remedy, in words; empty if nothing needs to be done."""
-
-
-def ok(check: str, text: str) -> Finding:
-    """A finding about which nothing needs to be done."""
-    return Finding(check, "ok", text)
-
-
-def warn(check: str, text: str, fix: str) -> Finding:
-    """A finding about something that works, but slower than it could, or not always."""
-    return Finding(check, "warn", text, fix)
-
-
-def fail(check: str, text: str, fix: str) -> Finding:
-    """A finding about something that does not work."""
-    return Finding(check, "fail", text, fix)
-
-
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
 """Enough for NCCL's buffers between GPUs without P2P and for the workers of torch's DataLoader. Docker's
@@ -59,11 +32,13 @@ default is 64 MiB."""
 _MIN_DISK_BYTES = 10 * _GIB
 _MIN_OPEN_FILES = 4096
 _FILES_OF_CONTROLLER = 128
-"""The open files and sockets of ipyparallel's controller. It needs 94 and 6 for each engine; the rest is for
-clients and engines that come later."""
-_FILES_FOR_EACH_ENGINE = 8
+"""The open files and sockets of ipyparallel's controller, without those of engines. It uses 94 of them; the
+rest is for clients and engines that come later."""
+_FILES_PER_ENGINE = 8
+"""The open files of the controller for each engine. It uses 6 of them."""
 _FILES_OF_OWNER = 64
-"""The files that the kernel, or a script, opens for a cluster: about 30, and more while it trains."""
+"""The files that the notebook's kernel, or a script, opens for a cluster: about 30, and more in a training
+run."""
 _MIN_FILE_BYTES = 2**20
 _MIN_PROCESSES = 2048
 _MIN_MEMORY_BYTES = 2 * _GIB
@@ -73,11 +48,37 @@ _NOT_NCCLS = {
     "NCCL_BLOCKING_WAIT": "it is torch's old name for TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_ASYNC_ERROR_HANDLING": "it is torch's old name for TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
-"""Variables that guides wrongly attribute to NCCL."""
-
+"""Variables that guides wrongly attribute to NCCL, with the reason why they have no effect on it."""
 
 _BUILT_FOR = re.compile(r"^(cuda|hip|rocm)\b[^=\n]*=\s*(.+?)\s*$", re.MULTILINE)
 _VERSION = re.compile(r"^__version__\s*=\s*['\"](.+?)['\"]", re.MULTILINE)
+"""Lines of torch/version.py."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `nbgpu doctor`."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    fix: str = ""
+    """The remedy; empty if nothing needs to be done."""
+
+
+def ok(check: str, text: str) -> Finding:
+    """Return a finding that needs no action."""
+    return Finding(check, "ok", text)
+
+
+def warn(check: str, text: str, fix: str) -> Finding:
+    """Return a finding about something that works, but slower than it could, or not always."""
+    return Finding(check, "warn", text, fix)
+
+
+def fail(check: str, text: str, fix: str) -> Finding:
+    """Return a finding about something that does not work."""
+    return Finding(check, "fail", text, fix)
 
 
 def system() -> Finding:
@@ -85,8 +86,8 @@ def system() -> Finding:
     text = f"{platform.system()} {platform.release()}, {platform.machine()}, glibc {platform.libc_ver()[1] or 'none'}"
     if platform.system() != "Linux":
         return fail("system", text, "nbgpu runs its ranks on Linux only (WSL 2 is one)")
-    through = "pidfds" if has_pidfds() else "pipes, because pidfds (Linux 5.3 or newer) are missing here"
-    return ok("system", f"{text}; processes watch each other through {through}")
+    means = "pidfds" if has_pidfds() else "pipes, because pidfds (Linux 5.3 or newer) are missing here"
+    return ok("system", f"{text}; processes watch each other through {means}")
 
 
 def cores() -> Finding:
@@ -166,27 +167,37 @@ def limits(has_gpus: bool) -> Iterator[Finding]:
         )
     else:
         yield ok("locked memory", _format_limit(locked, "bytes"))
-    for name, limit in (("data", resource.RLIMIT_DATA), ("address space", resource.RLIMIT_AS)):
-        most, _ = resource.getrlimit(limit)
-        if most != resource.RLIM_INFINITY:
+    for name, number in (("data", resource.RLIMIT_DATA), ("address space", resource.RLIMIT_AS)):
+        limit, _ = resource.getrlimit(number)
+        if limit != resource.RLIM_INFINITY:
             yield warn(
-                name, f"limited to {most / _GIB:.1f} GiB", "ulimit -v unlimited -d unlimited; CUDA maps a lot"
+                name,
+                f"limited to {limit / _GIB:.1f} GiB",
+                "ulimit -v unlimited -d unlimited; CUDA maps a lot",
             )
 
 
-def _at_least(name: str, limit: int, enough: int, fix: str) -> Finding:
-    most, _ = resource.getrlimit(limit)
-    if most != resource.RLIM_INFINITY and most < enough:
-        return warn(name, f"at most {most}", fix)
-    return ok(name, f"at most {_format_limit(most, '')}")
+def _at_least(name: str, number: int, enough: int, fix: str) -> Finding:
+    """Check that a resource limit is high enough.
+
+    Args:
+        name: the name of the limit.
+        number: the number of the limit, RLIMIT_...
+        enough: the smallest limit that needs no action.
+        fix: the remedy.
+    """
+    limit, _ = resource.getrlimit(number)
+    if limit != resource.RLIM_INFINITY and limit < enough:
+        return warn(name, f"at most {limit}", fix)
+    return ok(name, f"at most {_format_limit(limit, '')}")
 
 
-def _format_limit(most: int, unit: str) -> str:
-    return "as many as there are" if most == resource.RLIM_INFINITY else f"{most:,} {unit}".strip()
+def _format_limit(limit: int, unit: str) -> str:
+    return "as many as there are" if limit == resource.RLIM_INFINITY else f"{limit:,} {unit}".strip()
 
 
 def loopback() -> Finding:
-    """Check that processes of this host reach one another on 127.0.0.1, on a port that the system chooses."""
+    """Check that processes of this host can connect on 127.0.0.1, on a port that the system chooses."""
     if "lo" not in interfaces():
         return fail(
             "loopback",
@@ -218,7 +229,7 @@ def loopback() -> Finding:
 
 
 def require_startable(variables: Mapping[str, str], backends: Iterable[str], num_engines: int) -> None:
-    """Raise an error in conditions under which no cluster can start.
+    """Raise an error under conditions in which no cluster can start.
 
     Args:
         variables: the environment variables.
@@ -227,8 +238,8 @@ def require_startable(variables: Mapping[str, str], backends: Iterable[str], num
 
     Raises:
         ConfigError: a variable names a network interface that does not exist.
-        ClusterError: the limits of this process, which the cluster inherits, allow too few open files or too
-            short files.
+        ClusterError: the limits of this process, which the cluster inherits, allow too few open files, or
+            only too small files.
     """
     names = dict.fromkeys(f"{backend.upper()}_SOCKET_IFNAME" for backend in backends)
     problems = [
@@ -239,25 +250,24 @@ def require_startable(variables: Mapping[str, str], backends: Iterable[str], num
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    needed = max(_FILES_OF_CONTROLLER + _FILES_FOR_EACH_ENGINE * num_engines, num_open + _FILES_OF_OWNER)
-    if most != resource.RLIM_INFINITY and most < needed:
+    needed = max(_FILES_OF_CONTROLLER + _FILES_PER_ENGINE * num_engines, num_open + _FILES_OF_OWNER)
+    if limit != resource.RLIM_INFINITY and limit < needed:
         raise ClusterError(
-            f"a process here may have at most {most} open files and sockets, and a cluster of {num_engines} process(es) "
+            f"a process here may have at most {limit} open files and sockets, and a cluster of {num_engines} process(es) "
             f"needs {needed}. Raise the limit before the notebook or the command starts: ulimit -n {_MIN_OPEN_FILES}"
         )
-    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if most != resource.RLIM_INFINITY and most < _MIN_FILE_BYTES:
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < _MIN_FILE_BYTES:
         raise ClusterError(
-            f"a file that is written here may have at most {most} bytes, and a cluster's logs alone need more. Raise the "
+            f"a file that is written here may have at most {limit} bytes, and a cluster's logs alone need more. Raise the "
             "limit before the notebook or the command starts: ulimit -f unlimited"
         )
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the variables that the user has set and that decide how ranks communicate or which devices they
-    see."""
+    """Check the environment variables that affect how ranks communicate and which devices they see."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in variables and (missing := _missing_interfaces(name, variables[name])):
             yield fail(
@@ -265,9 +275,9 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
                 f"{name}={variables[name]}, and there is no interface {missing}",
                 f"unset {name}, or name one of {', '.join(interfaces())}",
             )
-    for name, why in _NOT_NCCLS.items():
+    for name, reason in _NOT_NCCLS.items():
         if name in variables:
-            yield warn("environment", f"{name}={variables[name]}: {why}", f"unset {name}")
+            yield warn("environment", f"{name}={variables[name]}: {reason}", f"unset {name}")
     set_variables = [
         f"{name}={value}"
         for name, value in sorted(variables.items())
@@ -278,27 +288,29 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def interfaces() -> list[str]:
-    """The names of the host's network interfaces."""
+    """Return the names of the host's network interfaces."""
     return [name for _, name in socket.if_nameindex()]
 
 
 def _missing_interfaces(variable: str, value: str) -> str:
-    """The names in a variable that no interface has. NCCL's names are prefixes, unless they begin with '=';
-    '^' excludes."""
+    """Return the names in a variable that no interface has. NCCL's names are prefixes, unless the value
+    begins with '='; a value that begins with '^' excludes interfaces."""
     if variable == "NCCL_SOCKET_IFNAME":
         if value.startswith("^"):
             return ""
-        exactly, names = value.startswith("="), value.lstrip("=").split(",")
+        names = value.lstrip("=").split(",")
         # One matching name is enough for NCCL.
-        fits = any(
-            there == name if exactly else there.startswith(name) for name in names for there in interfaces()
+        is_found = any(
+            interface == name if value.startswith("=") else interface.startswith(name)
+            for name in names
+            for interface in interfaces()
         )
-        return "" if fits else ", ".join(names)
+        return "" if is_found else ", ".join(names)
     return ", ".join(name for name in value.split(",") if name not in interfaces())
 
 
 def without_home(path: Path) -> str:
-    """A path with the home folder written as ~, for bug reports."""
+    """Return a path with ~ for the home folder, so that a bug report does not contain the user's name."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
@@ -306,10 +318,10 @@ def without_home(path: Path) -> str:
 def require_torch_for(devices: Sequence[Device]) -> None:
     """Raise a ClusterError if these devices are GPUs and torch is built for the CPU only.
 
-    torch writes what it is built for into torch/version.py. Where nothing can be read there, the ranks find
-    out.
+    This is read from torch/version.py, without importing torch. If it cannot be read, the error appears on
+    the ranks.
     """
-    if any(device.kind == "cuda" for device in devices) and (version := _for_the_cpu_only()):
+    if any(device.kind == "cuda" for device in devices) and (version := _cpu_only_torch()):
         raise ClusterError(
             f"torch {version} is built for the CPU only, and there are GPUs: {devices[0].name}. Install a torch that is "
             "built for the driver's CUDA (nbgpu doctor says which that is, https://pytorch.org/get-started how), or "
@@ -317,8 +329,8 @@ def require_torch_for(devices: Sequence[Device]) -> None:
         )
 
 
-def _for_the_cpu_only() -> str:
-    """The version of a torch without GPUs; empty for any other, and where it is not known."""
+def _cpu_only_torch() -> str:
+    """Return the version of torch if it is built for the CPU only; empty if it is not, or not known."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""

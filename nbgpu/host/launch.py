@@ -1,8 +1,7 @@
-"""Launch the two processes with which every cluster on this host begins: the fork server and the
+"""Launch the two processes with which every cluster on this host begins: the fork server and ipyparallel's
 controller.
 
-Neither depends on the number of ranks. They import what they need side by side, while this process
-continues.
+Neither depends on the number of ranks. They import their modules in parallel, while this process continues.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.cluster_processes import CLUSTER_FOLDER, CONTROLLER_PID, HOST_FOLDER
 
 CLUSTER_ID = "nbgpu"
-"""ipyparallel's name for every one of these clusters. Each has a folder of its own."""
+"""ipyparallel's cluster id, the same for all clusters, because each has its own folder."""
 REQUESTS_SOCKET = "nursery.sock"
 """The socket in the cluster's folder on which the fork server takes requests."""
 
 _HEARTBEAT_PERIOD_MS = 100
-"""ipyparallel registers an engine after its first heartbeat. Its default of 3 s would be felt at every
+"""ipyparallel registers an engine after its first heartbeat, so that its default of 3 s would delay every
 start."""
-_MOST_MISSES = 100
-"""A host that is not heard for 10 s is given up. By then it has ended itself: its lease is over after 6 s
+_MAX_MISSES = 100
+"""A host without a heartbeat for 10 s is given up. By then it has ended itself: its lease expires after 6 s
 (engine/process/host.py), and its ranks end within a second."""
 _NO_LIMIT_S = 3600
 _CONTROLLER_OPTIONS = (
-    f"--HeartMonitor.max_heartmonitor_misses={_MOST_MISSES}",
+    f"--HeartMonitor.max_heartmonitor_misses={_MAX_MISSES}",
     f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
     "--IPController.enable_curve=True",
-    # One process with threads in place of six: they start in a third of the time.
+    # One process with threads starts in a third of the time of six processes.
     "--IPController.use_threads=True",
     "--IPController.broadcast_scheduler_depth=0",
     "--IPController.db_class=NoDB",
-    # An engine may stand still before its first heartbeat. It is waited for as long as its process lives.
+    # An engine that is stopped before its first heartbeat is waited for as long as its process lives.
     f"--IPController.registration_timeout={_NO_LIMIT_S}",
 )
 _LIMITS = sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
@@ -85,14 +84,14 @@ def new_folder() -> Path:
 
 
 def launch(folder: Path, environment: Mapping[str, str], ip: str = "") -> Launched:
-    """Start both processes in a new folder and return at once.
+    """Start both processes in a new folder and return immediately.
 
     Args:
-        folder: a path that does not exist yet. If this process is killed from here on, one of the launched
-            processes removes the folder.
-        environment: the variables of the engines beside this process's own.
-        ip: where ranks are on other hosts, the address at which the controller listens for them. There is no
-            fork server here then.
+        folder: a path that does not exist yet. If this process is killed, one of the launched processes
+            removes the folder.
+        environment: environment variables of the engines, in addition to those of this process.
+        ip: for ranks on other hosts, the address at which the controller listens for them; no fork server is
+            started here then. Empty for ranks on this host.
     """
     folder.mkdir(mode=0o700)
     launched = Launched(folder, {})
@@ -106,8 +105,8 @@ def launch(folder: Path, environment: Mapping[str, str], ip: str = "") -> Launch
 
 
 def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> None:
-    """Start the fork server, unless the ranks are on other hosts, and then the controller, which gets the
-    fork server's pid in order to watch it."""
+    """Start the fork server, unless the ranks are on other hosts, and then the controller, which watches the
+    fork server by its pid."""
     folder = launched.folder
     variables = _prepared(folder, environment)
     parent = _fork_server(folder, variables) if not ip else None
@@ -123,12 +122,12 @@ def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> 
 
 
 def launch_fork_server(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a fork server in a new folder, on a host where this process stands for the cluster's owner and
-    for its controller; return at once.
+    """Start a fork server in a new folder and return immediately. On this host, which is not the notebook's,
+    the present process takes the roles of the cluster's owner and of its controller.
 
     Args:
         folder: a path that does not exist yet.
-        environment: the variables of the engines beside this process's own.
+        environment: environment variables of the engines, in addition to those of this process.
     """
     folder.mkdir(mode=0o700)
     variables = _prepared(folder, environment)
@@ -138,7 +137,7 @@ def launch_fork_server(folder: Path, environment: Mapping[str, str]) -> subproce
 
 
 def _prepared(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Make what ipyparallel needs in a cluster's folder, and return the variables of its processes."""
+    """Create the folders that ipyparallel needs, and return the environment of the cluster's processes."""
     for part in ("profile", "profile/log"):
         (folder / part).mkdir(mode=0o700)
     return _variables(environment) | {
@@ -150,9 +149,8 @@ def _prepared(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fork_server(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the fork server, which inherits a socket that listens already."""
-    # The socket listens from now on: a request waits in it until the fork server has imported all that
-    # it needs.
+    """Start the fork server, which inherits a listening socket. Requests wait in the socket's queue until the
+    fork server has imported its modules."""
     with socket.socket(socket.AF_UNIX) as requests:
         with short_path(folder) as short:
             requests.bind(str(short / REQUESTS_SOCKET))
@@ -164,7 +162,7 @@ def _fork_server(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen
 def _started(
     command: Sequence[str], folder: Path, log: str, variables: Mapping[str, str], *kept: int
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, which gets no signals from the terminal. It inherits the
+    """Start a process in a new session, so that it gets no signals from the terminal. It inherits the file
     descriptors `kept`."""
     with (folder / "profile" / "log" / log).open("ab") as output:
         return subprocess.Popen(
@@ -183,8 +181,8 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
-    """Return everything that a process launched now would inherit or read. If two results are equal, a
-    process that was launched at the first moment can stand for one launched at the second."""
+    """Return everything that a process launched now would inherit or read. A process that was launched in
+    advance can be used if the result is still the same."""
     return (
         os.getpid(),
         interpreter.command(""),
@@ -201,17 +199,13 @@ def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _umask() -> str:
-    """This process's umask. os.umask cannot return it without changing it in all threads."""
+    """Return the line with this process's umask. os.umask would change the umask to return it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line for line in lines if line.startswith("Umask:"))
 
 
 def _installed() -> list[tuple[str, int]]:
-    """The folders of installed packages, each with the time at which a package in it was last added, removed
-    or replaced."""
-    found = []
-    for entry in sys.path:
-        with suppress(FileNotFoundError):
-            if entry.endswith("-packages"):
-                found.append((entry, Path(entry).stat().st_mtime_ns))
-    return found
+    """Return the folders of installed packages, each with the time in ns at which a package in it was last
+    added, removed or replaced."""
+    folders = [Path(entry) for entry in sys.path if entry.endswith("-packages")]
+    return [(str(folder), folder.stat().st_mtime_ns) for folder in folders if folder.exists()]

@@ -1,4 +1,4 @@
-"""The socket on which the ranks of this host ask the person through `input()`."""
+"""The socket on which the ranks of this host send their questions of `input()`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import Question
 
-_MOST_AT_ONCE = 128
-"""The most ranks whose connections may wait to be accepted."""
+_BACKLOG = 128
+"""The number of connections that may wait to be accepted."""
 _REQUEST_BYTES = 65536
 
 
@@ -25,7 +25,7 @@ class _Asker:
         self.request = b""
 
     def still_asks(self) -> bool:
-        """Read the part of the question that has come; return False if the rank has given up."""
+        """Read the next part of the question, if there is one; return False if the rank has given up."""
         try:
             part = self.connection.recv(_REQUEST_BYTES)
         except BlockingIOError:
@@ -36,14 +36,14 @@ class _Asker:
         return bool(part)
 
     def question(self) -> Question | None:
-        """The question; None until all of it has come."""
+        """Return the question; None if it is not complete yet."""
         return Question(**json.loads(self.request)) if self.request.endswith(b"\n") else None
 
 
 class Listener:
-    """Takes the questions of this host's ranks. No method waits.
+    """Receives the questions of this host's ranks. No method blocks.
 
-    It is open from the first cell in which somebody can answer.
+    It is opened for the first cell in which a person can answer.
 
     Args:
         folder: the cluster's folder on this host.
@@ -56,16 +56,16 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX)
         with short_path(folder) as short:
             self._socket.bind(str(short / Question.SOCKET))
-        self._socket.listen(_MOST_AT_ONCE)
+        self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
         self._numbers = itertools.count()
         self._askers: dict[int, _Asker] = {}
 
     def look(self, soon: bool = False) -> dict[int, Question]:
-        """Return the open questions in the order in which they came, by a number that `answer` takes.
+        """Return the open questions in the order of their arrival, by a number for `answer`.
 
         Args:
-            soon: whether it is known that a new question has come; for hosts that must ask elsewhere.
+            soon: whether a new question is known to have arrived; only used for other hosts.
         """
         self._accept()
         for number, asker in list(self._askers.items()):
@@ -74,8 +74,8 @@ class Listener:
         return {number: asked for number, asker in self._askers.items() if (asked := asker.question())}
 
     def _accept(self) -> None:
-        """Accept the connections that wait; each is one question of a rank."""
-        if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up
+        """Accept the waiting connections; each is one question of a rank."""
+        if self._socket.fileno() == -1:  # `close` was called, because a rank of the cell was given up
             return
         with suppress(BlockingIOError):
             while True:
@@ -89,14 +89,14 @@ class Listener:
                 asker.connection.sendall(json.dumps(text).encode() + b"\n")
 
     def refuse(self) -> None:
-        """End the open questions, with an EOFError on their ranks."""
+        """Close the open questions, which raises EOFError on their ranks."""
         self._accept()
         for asker in self._askers.values():
             asker.connection.close()
         self._askers.clear()
 
     def close(self) -> None:
-        """Close the socket; afterwards a question is an error on its rank."""
+        """Close the socket; a later question is an error on its rank."""
         self.refuse()
         self._socket.close()
         self._path.unlink(missing_ok=True)

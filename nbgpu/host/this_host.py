@@ -1,4 +1,4 @@
-"""The host of this process, whose engines it reaches directly."""
+"""The host of this process, whose engines are reached directly."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _POLL_PERIOD_S = 0.05
 
 
 class ThisHost:
-    """The host of this process. It reaches the cluster's processes by signals, by sockets in the cluster's
-    folder and through /proc; `Host` says what each method is for.
+    """The host of this process. The cluster's processes are reached by signals, by sockets in the cluster's
+    folder and through /proc. The methods are those of the protocol `Host`.
 
     Args:
         folder: the cluster's folder on this host.
-        from_start: whether the cluster begins now; else another process has started it.
+        from_start: whether this process starts the cluster now; False if another process has started it.
     """
 
     def __init__(self, folder: Path, from_start: bool = False) -> None:
@@ -45,9 +45,9 @@ class ThisHost:
         self.name = platform.node()
 
     def begin_engines(self, num: int) -> None:
-        """Have the first engines forked, and return at once."""
+        """Let the fork server fork the first engines, and return immediately."""
         with (
-            suppress(ConnectionError),  # it has ended
+            suppress(ConnectionError),  # the fork server has ended
             socket.socket(socket.AF_UNIX) as parent,
             short_path(self._folder) as short,
         ):
@@ -55,13 +55,12 @@ class ThisHost:
             parent.sendall(json.dumps({"begin": num}).encode())
 
     def fork_engine(self, take: Callable[[int, int], None], number: int | None = None) -> None:
-        """Have one more engine forked.
+        """Let the fork server fork another engine.
 
         Args:
-            take: called with the pid and the number under which the engine registers with ipyparallel in a
-                moment. From then on the engine belongs to the caller. If an interrupt comes before that, the
-                engine is ended.
-            number: the engine's number in ipyparallel; None for the next one of this host.
+            take: called with the pid and the engine id under which the engine will register with ipyparallel.
+                From then on the engine belongs to the caller. If an interrupt comes before, the engine ends.
+            number: the engine's id in ipyparallel; None for the next one of this host.
 
         Raises:
             OSError, ValueError: the fork server does not answer.
@@ -71,17 +70,17 @@ class ThisHost:
             answer = json.loads(_received(fork_server))
             with uninterrupted():
                 take(answer["pid"], answer["engine"])
-                # Without this answer the fork server ends the engine, because no cluster would know of it.
+                # Without this confirmation the fork server ends the engine, which no cluster would use.
                 fork_server.sendall(TAKEN)
 
     def prepare_to_train(self, recipes: Sequence[str]) -> None:
-        """Have the imports done that later engines need to train, and return at once."""
-        # It may still import what it was asked for before, and does not answer meanwhile.
+        """Let the fork server import the modules that later engines need to train, and return immediately,
+        without an answer, because the fork server may still be busy with other imports."""
         with _fork_server(self._folder) as fork_server:
             fork_server.sendall(json.dumps({"train": list(recipes)}).encode())
 
     def send_signal(self, pids: Iterable[int], number: int) -> None:
-        """Send a signal to engines; one that has ended gets none."""
+        """Send a signal to engines; engines that have ended are left out."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -93,7 +92,8 @@ class ThisHost:
             processes.interrupt_programs_of(pid)
 
     def give_up(self, pids: Iterable[int], generation: int) -> None:
-        """Tell the sentinels of ranks that a generation of their group is given up, and return at once."""
+        """Tell the sentinel threads of ranks that a generation of their process group is given up, and return
+        immediately."""
         with (
             suppress(FileNotFoundError),  # the folder is removed when the engines end
             short_path(self._folder) as short,
@@ -101,17 +101,17 @@ class ThisHost:
         ):
             sender.setblocking(False)
             for pid in pids:
-                # The process is gone, or it is stopped and its queue is full, so that it reads this, too,
-                # only when it goes on.
+                # The process has ended, or it is stopped and its queue is full. In that case it reads the
+                # earlier messages when it continues, which have the same effect.
                 with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
                     sender.sendto(str(generation).encode(), str(short / GivenUp.socket_name(pid)))
 
     def is_ending(self, pid: int) -> bool:
-        """Whether a process is exiting or has ended."""
+        """Return whether a process is exiting or has ended."""
         return processes.is_ending(pid)
 
     def glance(self, pid: int) -> ProcessExitProbe:
-        """Make an object that tells repeatedly and fast whether a process is exiting."""
+        """Return an object that checks repeatedly and fast whether a process is exiting."""
         return ProcessExitProbe(pid)
 
     def how_ended(self, pid: int) -> ExitStatus | None:
@@ -119,28 +119,28 @@ class ThisHost:
         return self._endings.of(pid)
 
     def num_ended(self) -> int:
-        """The number of engines whose end is recorded."""
+        """Return the number of engines whose end is recorded."""
         return sum(1 for _ in self._folder.glob("ended-*"))
 
     def standstill(self, pid: int) -> str:
-        """Return why something outside of a living process keeps it from running, such as SIGSTOP, with the
-        remedy; empty if nothing does."""
+        """Return why a living process is stopped from outside, such as by SIGSTOP, with the remedy; empty if
+        it is not."""
         return processes.standstill(pid)
 
     def resident_bytes(self, pid: int) -> int | None:
-        """The memory that a process has in RAM; None if it has ended."""
+        """Return the resident memory of a process; None if it has ended."""
         return processes.resident_bytes(pid)
 
     def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
-        """CPU time and wait for a core, by process; processes that have ended are left out."""
-        return {pid: used for pid in pids if (used := processes.core_use(pid)) is not None}
+        """Return CPU time and wait for a core, by pid; processes that have ended are left out."""
+        return {pid: use for pid in pids if (use := processes.core_use(pid)) is not None}
 
     def stacks(self) -> Stacks:
-        """Make an object that asks ranks where they are. The caller closes it."""
+        """Return an object that asks ranks for their stacks. The caller closes it."""
         return Stacks(self._folder)
 
     def questions(self) -> Listener:
-        """Begin to take the ranks' questions, and return the object that has them. The caller closes it."""
+        """Return an object that receives the ranks' questions of `input()`. The caller closes it."""
         return Listener(self._folder)
 
     def log_tail(self, whose: Whose = "engines") -> str:
@@ -150,8 +150,8 @@ class ThisHost:
 
 @contextmanager
 def _fork_server(folder: Path) -> Iterator[socket.socket]:
-    """Connect to the fork server for the block. It answers when it has finished its imports, so the timeout
-    is long."""
+    """Connect to the fork server for the block. The timeout is long because the fork server answers only
+    after its imports."""
     with socket.socket(socket.AF_UNIX) as fork_server:
         fork_server.settimeout(_PATIENCE_S)
         with short_path(folder) as short:
@@ -160,8 +160,7 @@ def _fork_server(folder: Path) -> Iterator[socket.socket]:
 
 
 def _received(fork_server: socket.socket) -> bytes:
-    """Return the answer of the fork server. The wait lets an interrupt through; TimeoutError if the answer
-    takes too long."""
+    """Return the answer of the fork server; TimeoutError if it takes too long. An interrupt ends the wait."""
     give_up_s = time.monotonic() + _PATIENCE_S
     while not select.select([fork_server], [], [], _POLL_PERIOD_S)[0]:
         take_interrupt()

@@ -1,4 +1,4 @@
-"""The environment variables from which torch's GPU allocator takes its settings when torch is loaded."""
+"""The environment variables from which torch's GPU allocator reads its settings when torch is imported."""
 
 from __future__ import annotations
 

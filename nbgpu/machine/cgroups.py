@@ -1,7 +1,6 @@
-"""The CPU time and memory that the control groups of this process allow.
+"""The limits of CPU time and memory of this process's control groups (cgroups v1 and v2), as in a container.
 
-A container has its limits there, in either version of control groups. Kernel documentation: "Control Group
-v2", and "CFS Bandwidth Control" for the first version.
+Kernel documentation: "Control Group v2", and "CFS Bandwidth Control" for the first version.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ _NO_LIMIT = 2**60
 
 
 def usable_cores() -> int:
-    """Return the number of cores whose time this process may use: those of its affinity, or fewer if the
-    container has a smaller quota. A quota is rounded down, but to one core at least."""
+    """Return the number of cores that this process may use: those of its affinity, or the container's quota
+    of CPU time if that is smaller. The quota is rounded down, to at least one core."""
     cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def cpu_quota() -> float | None:
-    """The container's quota of CPU time, in cores; None where it is not limited."""
+    """Return the container's quota of CPU time, in cores; None if it has none."""
     quotas = []
     for folder in _folders("cpu"):
-        own = folder / "cpu.max"
-        if own.exists():
-            quota, period = own.read_text().split()
-        elif (older := folder / "cpu.cfs_quota_us").exists():
-            quota, period = older.read_text().strip(), (folder / "cpu.cfs_period_us").read_text()
+        if (v2 := folder / "cpu.max").exists():
+            quota, period = v2.read_text().split()
+        elif (v1 := folder / "cpu.cfs_quota_us").exists():
+            quota, period = v1.read_text().strip(), (folder / "cpu.cfs_period_us").read_text()
         else:
             continue
         if quota not in ("max", "-1"):
@@ -47,36 +45,37 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """The memory above which the container is killed; None where that is not limited."""
+    """Return the memory limit of the container in bytes; None if it has none."""
     return min((limit for limit, *_ in _memory_limits()), default=None)
 
 
 def free_memory_bytes() -> int:
-    """The memory that new data may take: what the host has available, or what a container's limit leaves if
-    that is less."""
-    import psutil  # every notebook imports this module with the settings, and hardly any asks for this
+    """Return the memory in bytes that is left for new data: the host's available memory, or the rest of the
+    container's limit if that is less."""
+    import psutil  # imported here, because every notebook imports this module, and few need psutil
 
     available: int = psutil.virtual_memory().available
     return max(0, min([available, *_left_by_limits()]))
 
 
 def _left_by_limits() -> Iterator[int]:
+    """Yield the bytes that each memory limit leaves. The page cache is not counted as used, because the
+    kernel drops it when memory becomes short."""
     for limit, folder, used, pages in _memory_limits():
         with suppress(OSError, ValueError):
-            # Pages of files are given back when memory becomes short.
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             yield limit - int((folder / used).read_text()) + int(stat.get(pages, 0))
 
 
 def _memory_limits() -> Iterator[tuple[int, Path, str, str]]:
-    """Yield (limit, folder, file of what is used, name of the pages of files in memory.stat) of the control
-    groups that limit this process's memory."""
+    """Yield (limit in bytes, folder, file name of the memory in use, name of the page cache in memory.stat)
+    of the control groups that limit this process's memory."""
     for folder in _folders("memory"):
         for limit, used, pages in _MEMORY_FILES:
-            # A group has no such file where memory is not controlled, and "max" where it is not limited.
+            # The file is missing if the group does not control memory, and contains "max" for no limit.
             with suppress(OSError, ValueError):
-                if (most := int((folder / limit).read_text())) < _NO_LIMIT:
-                    yield most, folder, used, pages
+                if (num_bytes := int((folder / limit).read_text())) < _NO_LIMIT:
+                    yield num_bytes, folder, used, pages
 
 
 def _folders(controller: str) -> Iterator[Path]:
@@ -88,8 +87,8 @@ def _folders(controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         root = _ROOT / (controller if controllers else "")
-        # In a container the path may be that of the host, which does not exist there; the root always exists.
-        own = root / path.lstrip("/")
+        # In a container the path may be the host's, which does not exist there; the root always exists.
+        leaf = root / path.lstrip("/")
         yield from (
-            folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.exists()
+            folder for folder in (leaf, *leaf.parents) if folder.is_relative_to(root) and folder.exists()
         )

@@ -1,4 +1,4 @@
-"""The clocks by which the processes of a host tell moments, and the boot since which it runs."""
+"""The time by the notebook's clock, and ids that tell whether two processes share a boot or a clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ahead_s = 0.0
 
 
 def keep_time_with(ahead_s: float) -> None:
-    """Have `notebooks_time_s` correct this host's clock from now on.
+    """Set the correction of this host's clock for `notebooks_time_s`.
 
     Args:
         ahead_s: the seconds by which this host's clock is ahead of the clock of the notebook's host.
@@ -19,13 +19,13 @@ def keep_time_with(ahead_s: float) -> None:
 
 
 def notebooks_time_s() -> float:
-    """Return the time in seconds since the epoch, by the clock of the notebook's host also where this is
-    another one."""
+    """Return the time in seconds since the epoch by the clock of the notebook's host, which may be another
+    host."""
     return time.time() - _ahead_s
 
 
 def boot_id() -> str:
-    """Return the id of the host's boot. Containers of one machine have the same."""
+    """Return the id of the machine's boot, which its containers share."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -33,8 +33,7 @@ def clock_id() -> str:
     """Return an id of the monotonic clock of this process: two processes with the same id read the same
     clock.
 
-    Linux has one such clock since the start of the host. A container with a time namespace of its own may
-    have another zero.
+    Linux has one such clock per boot, which a container with its own time namespace may see with an offset.
     """
     try:
         namespace = str(Path("/proc/self/ns/time").readlink())

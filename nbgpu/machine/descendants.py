@@ -11,8 +11,8 @@ from contextlib import suppress
 import psutil
 
 FINISHES_ALONE = "NBGPU_FINISHES_ALONE"
-"""Environment variable of a process, and of those that it starts, that finishes its work and ends by itself
-once its parent has ended, such as a writer of logs that reads from a pipe."""
+"""Environment variable that marks a process, and its children, that ends by itself when its parent has ended,
+such as a writer of logs that reads the rest from a pipe."""
 
 _FINISH_PATIENCE_S = 10.0
 """The time before the first signal for a process that finishes alone."""
@@ -20,15 +20,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 """The option's number in linux/prctl.h."""
 _POLL_S = 0.01
 _KILL_PATIENCE_S = 5.0
-"""The time after SIGKILL in which a process has to be gone. One that hangs in a driver may stay."""
+"""The longest wait for the end of a process after SIGKILL. A process that hangs in a driver may survive."""
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (man 2 PR_SET_CHILD_SUBREAPER); otherwise
-    it would become a child of init.
-
-    A program that detaches itself, such as a daemon, can still be found then.
-    """
+    """Make this process the parent of every descendant whose parent ends (man 2 PR_SET_CHILD_SUBREAPER), so
+    that programs that detach themselves, such as daemons, can still be found. By default init adopts them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         error = ctypes.get_errno()
@@ -36,19 +33,23 @@ def adopt_orphans() -> None:
 
 
 def of_this_process(without: Collection[int] = ()) -> list[psutil.Process]:
-    """The running descendants, except for the processes in `without` and their descendants."""
-    found = psutil.Process().children(recursive=True)
-    if not without:
-        return [child for child in found if _runs(child)]
+    """Return the running descendants, except for the processes in `without` and their descendants."""
+    children = psutil.Process().children(recursive=True)
     parents = {}
-    for child in found:
+    for child in children if without else ():
         with suppress(psutil.NoSuchProcess):
             parents[child.pid] = child.ppid()
-    return [child for child in found if not _is_within(child.pid, parents, without) and _runs(child)]
+    return [child for child in children if not _is_within(child.pid, parents, without) and _runs(child)]
 
 
 def _is_within(pid: int, parents: dict[int, int], roots: Collection[int]) -> bool:
-    """Whether a process is one of the roots or descends from one, by the known parents."""
+    """Return whether a process is one of the roots or descends from one.
+
+    Args:
+        pid: the process.
+        parents: the parent of each process, by pid.
+        roots: the pids of the roots.
+    """
     while pid in parents:
         if pid in roots:
             return True
@@ -71,12 +72,10 @@ def _finishes_alone(process: psutil.Process) -> bool:
 
 
 class Ending:
-    """Ends processes step by step: sends SIGTERM to each one first, and SIGKILL if it does not end.
+    """Ends processes in steps: each process gets SIGTERM first, and SIGKILL if it does not end.
 
-    A process that finishes alone gets ten seconds for that before the first signal.
-
-    Python's resource tracker ignores SIGTERM. It ends after the processes that it serves, once it has removed
-    what they left in shared memory.
+    A process that finishes alone gets ten seconds before the first signal. Python's resource tracker ignores
+    SIGTERM; it ends after the processes that it serves, when it has removed their shared memory.
 
     Args:
         patience_s: the time between SIGTERM and SIGKILL.
@@ -88,7 +87,7 @@ class Ending:
         self._asked: set[psutil.Process] = set()
 
     def step(self, processes: Iterable[psutil.Process]) -> bool:
-        """Send the next signal to each of these processes that is due. Returns whether any process was
+        """Send the next signal to each of these processes whose time has come; return whether any process was
         left."""
         now_s = time.monotonic()
         is_left = False
@@ -107,12 +106,13 @@ class Ending:
 
 
 def end_all(patience_s: float) -> None:
-    """End all descendants of this process. Return when none is left, or when the time for it is over."""
+    """End all descendants of this process. Return when none is left, or when the time for both signals is
+    over."""
     _end(of_this_process, patience_s)
 
 
 def end_all_but_those_that_finish(patience_s: float) -> None:
-    """End the descendants of this process that would not end by themselves once this process has ended."""
+    """End the descendants of this process that are not marked by FINISHES_ALONE."""
     _end(lambda: [process for process in of_this_process() if not _finishes_alone(process)], patience_s)
 
 
@@ -121,8 +121,8 @@ def _end(list_descendants: Callable[[], list[psutil.Process]], patience_s: float
     is over.
 
     Args:
-        list_descendants: lists the processes that are left; called in each round, because they may start
-            others.
+        list_descendants: returns the processes that are left. It is called in each step, because they may
+            start others.
         patience_s: the time between SIGTERM and SIGKILL.
     """
     ending = Ending(patience_s)

@@ -1,8 +1,7 @@
-"""The host's GPUs by UUID and how busy they are, or the CPU where there is no GPU.
+"""The host's GPUs by UUID and how busy they are, or the CPU on a host without a GPU.
 
 The information comes from NVML and not from torch, because the notebook's kernel never imports torch, and a
-call to CUDA would take memory on every GPU. A machine without a driver is not an error but a machine without
-a GPU.
+call to CUDA would take memory on every GPU. A host without a driver counts as a host without GPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from nbgpu.config import ClusterConfig
 
 DEFAULT_CPU_RANKS = 2
-"""The number of ranks on a host without a GPU if nobody has given one."""
+"""The default number of ranks on a host without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class DriversGpu:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableGpu:
-    """A GPU that the driver counts and cannot describe, such as one that has fallen off the bus."""
+    """A GPU that the driver counts but cannot describe, such as one that has fallen off the bus."""
 
     index: int
     problem: str
@@ -69,8 +68,8 @@ class GpusOfDriver:
 
 
 def inventory() -> tuple[Device, ...]:
-    """Every NVIDIA GPU of the host, or part of one, that can be read and that `CUDA_VISIBLE_DEVICES` and the
-    Slurm job of this process leave visible, in the driver's order."""
+    """Return every NVIDIA GPU of the host, or part of one (MIG), that can be read and that neither
+    `CUDA_VISIBLE_DEVICES` nor the Slurm job of this process hides, in the driver's order."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -82,38 +81,36 @@ def inventory() -> tuple[Device, ...]:
 
 
 def listed_by_driver() -> GpusOfDriver:
-    """The devices of `inventory` with their handles, and those that cannot be read. The caller has called
-    `nvmlInit`."""
+    """Return the devices of `inventory` with their handles, and those that cannot be read. The caller has
+    called `nvmlInit`."""
     gpus: list[DriversGpu] = []
     unreadable: list[UnreadableGpu] = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        # One GPU that is lost must not hide the others.
+        # A GPU that is lost must not hide the others.
         try:
             gpus += _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
         except pynvml.NVMLError as error:
             unreadable.append(UnreadableGpu(index, str(error)))
-    given = slurm_job.restriction(len(gpus) + len(unreadable))
-    if given is None:
+    restriction = slurm_job.restriction(len(gpus) + len(unreadable))
+    if restriction is None:
         return GpusOfDriver(tuple(gpus), tuple(unreadable), 0)
-    names = given.names
     by_device = {gpu.device: gpu for gpu in gpus}
-    visible = _visible(tuple(by_device), names)
-    # Only the number of an unreadable GPU is known, so it may be any that is named and not found.
-    found = {name for name in map(str.strip, names.split(",")) if _matching(tuple(by_device), name)}
-    missing = {name for name in map(str.strip, names.split(",")) if name and name not in found}
+    visible = tuple(by_device[device] for device in _visible(tuple(by_device), restriction.names))
+    # Of an unreadable GPU only the number is known, so each UUID that was not found may be its UUID.
+    names = [name.strip() for name in restriction.names.split(",")]
+    missing = [name for name in names if name and not _matching(tuple(by_device), name)]
     shown = [gpu for gpu in unreadable if any(not n.isdigit() or int(n) == gpu.index for n in missing)]
     num_hidden = len(gpus) - len(visible) + len(unreadable) - len(shown)
-    seen = tuple(by_device[device] for device in visible)
-    return GpusOfDriver(seen, tuple(shown), num_hidden, given.by)
+    return GpusOfDriver(visible, tuple(shown), num_hidden, restriction.by)
 
 
 def _parts(handle: Any, index: int) -> list[DriversGpu]:
-    """A GPU, or its parts where it is split (MIG), because CUDA cannot use a split GPU as a whole."""
+    """Return a GPU, or its parts if it is split (MIG), because CUDA cannot use a split GPU as a whole."""
     if not _is_split(handle):
         return [_drivers_gpu(handle, handle, index, None)]
     parts = []
     for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(pynvml.NVMLError_NotFound):  # fewer parts than there could be
+        with suppress(pynvml.NVMLError_NotFound):  # the GPU has fewer parts than it could have
             part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
             parts.append(_drivers_gpu(part, handle, index, slot))
     return parts
@@ -151,26 +148,27 @@ def _is_split(handle: Any) -> bool:
 
 
 def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
-    """Return the device of every rank, in order of rank, for settings that do not depend on which GPUs are
-    free. For 'auto' and 'free:N' `nbgpu.host.free_gpus` chooses.
+    """Return the device of every rank, in order of rank, for values of `gpus` other than 'auto' and 'free:N',
+    for which `nbgpu.host.free_gpus` chooses.
 
     Args:
-        gpus: 'all', 'none', or GPUs by index or UUID (its beginning is enough), separated by commas.
+        gpus: 'all', 'none', or GPUs by index or by the beginning of their UUID, separated by commas.
         ranks: the number of ranks; None for one on each GPU, or 2 on the CPU.
 
     Raises:
         ConfigError: a GPU does not exist, is named twice, or is ambiguous; the message lists the GPUs of the
             host.
     """
-    assert not gpus_setting.takes_free(gpus), f"{gpus} depends on who has the GPUs"
+    assert not gpus_setting.takes_free(gpus), f"{gpus} depends on which GPUs are free"
     if gpus == gpus_setting.NONE:
         return one_for_each_rank((), ranks)
-    there = inventory()
-    return one_for_each_rank(there if gpus == gpus_setting.ALL else _named(there, gpus), ranks)
+    present = inventory()
+    return one_for_each_rank(present if gpus == gpus_setting.ALL else _named(present, gpus), ranks)
 
 
 def one_for_each_rank(chosen: Sequence[Device], ranks: int | None) -> tuple[Device, ...]:
-    """The device of every rank, in order of rank: one of these GPUs, or the CPU where there are none.
+    """Return the device of every rank, in order of rank: one of the chosen GPUs, or the CPU if none is
+    chosen.
 
     Args:
         chosen: the GPUs.
@@ -178,22 +176,21 @@ def one_for_each_rank(chosen: Sequence[Device], ranks: int | None) -> tuple[Devi
     """
     if not chosen:
         return tuple(cpu(rank) for rank in range(ranks or DEFAULT_CPU_RANKS))
-    # Where there are more ranks than GPUs, ranks share them. That is slow, but it lets one GPU show what two
-    # ranks do.
+    # If there are more ranks than GPUs, ranks share them. That is slow, but allows to learn with one GPU what
+    # several ranks do.
     return tuple(chosen[rank % len(chosen)] for rank in range(ranks or len(chosen)))
 
 
 def is_part(device: Device) -> bool:
-    """Whether a device is a part of a GPU that is split (MIG)."""
+    """Return whether a device is a part of a GPU that is split (MIG)."""
     return device.uuid.startswith("MIG-")
 
 
 def torch_name(device: Device, chosen: Sequence[Device]) -> str:
-    """The name that torch gives a device, 'cuda:1' or 'cpu', in a process that sees only the chosen GPUs, in
+    """Return torch's name of a device, 'cuda:1' or 'cpu', in a process that sees only the chosen GPUs, in
     their order.
 
-    A process that has a part of a GPU (MIG) sees no other device, because CUDA shows a process one part at
-    most.
+    A process with a part of a GPU (MIG) sees no other device, because CUDA shows a process at most one part.
     """
     if device.kind == "cpu":
         return "cpu"
@@ -203,12 +200,12 @@ def torch_name(device: Device, chosen: Sequence[Device]) -> str:
 
 
 def visible_gpus(chosen: Sequence[Device]) -> str:
-    """The value of `CUDA_VISIBLE_DEVICES` for ranks on these devices: each GPU once, in order."""
+    """Return the value of `CUDA_VISIBLE_DEVICES` for ranks on these devices: each GPU once, in order."""
     return ",".join(dict.fromkeys(device.uuid for device in chosen if device.kind == "cuda"))
 
 
 def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int | None:
-    """The memory that each rank on a device may take, in bytes; None where `memory_limit` is empty.
+    """Return the memory limit of each rank on a device, in bytes; None if `memory_limit` is empty.
 
     A share of a device is divided among the ranks on it, while a number of bytes applies to each of them.
 
@@ -230,7 +227,7 @@ def memory_limit_bytes(config: ClusterConfig, device: Device, chosen: Sequence[D
 
 
 def rank_memory_bytes(config: ClusterConfig, device: Device, chosen: Sequence[Device]) -> int:
-    """The memory that a rank on this device may take: the limit, or its share of the device.
+    """Return the memory that a rank on this device may take, in bytes: the limit, or its share of the device.
 
     Raises:
         ConfigError: the limit is more than the device has.
@@ -240,7 +237,7 @@ def rank_memory_bytes(config: ClusterConfig, device: Device, chosen: Sequence[De
 
 
 def least_rank_memory_bytes(config: ClusterConfig, chosen: Sequence[Device]) -> int:
-    """The memory that each of the ranks on these devices may take, on the one with the least.
+    """Return the smallest memory that any rank on these devices may take, in bytes.
 
     Raises:
         ConfigError: the limit is more than a device has.
@@ -249,11 +246,11 @@ def least_rank_memory_bytes(config: ClusterConfig, chosen: Sequence[Device]) -> 
 
 
 def require_simulable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
-    """Refuse to simulate a link or slow ranks where that is not possible.
+    """Refuse settings of a simulated link or of slow ranks that cannot be simulated on these devices.
 
     Raises:
-        ConfigError: a rank has a GPU, whose results cannot be held back from outside, or a slow rank is not
-            there; with a line for each.
+        ConfigError: a rank has a GPU, which cannot be slowed down from outside, or a slow rank does not
+            exist; with a line for each.
     """
     problems = []
     names = [name for name in ("link", "slow_rank") if getattr(config, name)]
@@ -273,21 +270,22 @@ def require_simulable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
 
 
 def cpu(rank: int) -> Device:
-    """The host's processor, as the device of one CPU rank."""
+    """Return the host's processor as the device of a CPU rank."""
     return Device("cpu", _cpu_name(), "", rank, psutil.virtual_memory().total)
 
 
 def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
-    """Make a function that returns the `utilization_percent` of a device since its last call.
+    """Return a function that returns the `utilization_percent` of a device since the function's last call.
 
-    For a GPU that is the share of time in which a kernel ran, according to NVML. For a CPU it is this
-    process's CPU time divided by the elapsed time: 100 is one whole core, so two busy threads show as 200.
-    `utilization_lost_percent` is the share of the time for which its main thread was ready to run and had no
-    core, where the kernel counts that. A CPU rank's values also have its memory, `memory_rss_bytes`.
+    For a GPU this is the share of time in which a kernel ran, according to NVML. For a CPU it is this
+    process's CPU time divided by the elapsed time: 100 is one whole core, so two busy threads show as 200. A
+    CPU rank's values also have its memory, `memory_rss_bytes`, and, if the kernel counts it,
+    `utilization_lost_percent`: the share of the time for which the main thread was ready to run but had no
+    core.
     """
     if device.kind == "cpu":
         process = psutil.Process()
-        # The first call only marks the beginning of the interval that the next one measures.
+        # The first call begins the interval that the next one measures.
         process.cpu_percent()
         lost_percent = _lost_core_time()
         return lambda: {
@@ -303,15 +301,13 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
 
 
 def _lost_core_time() -> Callable[[], Mapping[str, float]]:
-    """Make a function that returns `utilization_lost_percent` since its last call; nothing where the kernel
-    was built without scheduler statistics."""
+    """Return a function that returns `utilization_lost_percent` since its last call, or an empty mapping if
+    the kernel was built without scheduler statistics."""
     if (before := processes.main_thread_core_use()) is None:
         return lambda: {}
     before_s = time.monotonic()
 
     def lost() -> Mapping[str, float]:
-        """Return the share, in percent, of the time since the last call for which the main thread waited for
-        a core."""
         nonlocal before, before_s
         now, now_s = processes.main_thread_core_use(), time.monotonic()
         if now is None or before is None or now_s <= before_s:
@@ -324,7 +320,7 @@ def _lost_core_time() -> Callable[[], Mapping[str, float]]:
 
 
 def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
-    """The GPUs that these names leave visible. CUDA ignores the first unknown name and all after it."""
+    """Return the GPUs that CUDA shows for these names. It ignores the first unknown name and all after it."""
     chosen: list[Device] = []
     for name in names.split(","):
         found = _matching(gpus, name.strip())
@@ -340,7 +336,7 @@ def _compute_capability(handle: Any) -> float:
 
 
 def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
-    """The GPUs that the user has named; ConfigError with a line for each wrong name."""
+    """Return the GPUs that the user has named; ConfigError with a line for each wrong name."""
     chosen: list[Device] = []
     wrong = []
     for name in (part.strip() for part in names.split(",")):
@@ -357,18 +353,21 @@ def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
             chosen += found
     if not wrong:
         return tuple(chosen)
-    there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
-    # The GPUs are those that a restriction has left. With one GPU more than these, the names that Slurm gives
-    # count as a restriction here, too.
-    by = slurm_job.restriction(len(gpus) + 1)
-    hidden = (
-        f". {by.by} hides all others; the numbers are nvidia-smi's" if by is not None and by.names else ""
+    present = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
+    # `gpus` are the GPUs that a restriction has left. Slurm's names count as a restriction only if there are
+    # more GPUs than names, which one more stands for.
+    restriction = slurm_job.restriction(len(gpus) + 1)
+    hidden = ""
+    if restriction is not None and restriction.names:
+        hidden = f". {restriction.by} hides all others; the numbers are nvidia-smi's"
+    raise ConfigError(
+        "\n".join(f"gpus = {names!r}: {problem}" for problem in wrong) + f". GPUs: {present}{hidden}"
     )
-    raise ConfigError("\n".join(f"gpus = {names!r}: {what}" for what in wrong) + f". GPUs: {there}{hidden}")
 
 
 def _matching(gpus: Sequence[Device], name: str) -> list[Device]:
-    """The GPUs that have this number, or whose UUID begins with this text."""
+    """Return the GPUs with this number, or whose UUID begins with this text, which has 5 characters or
+    more."""
     if name.isdigit():
         return [gpu for gpu in gpus if gpu.index == int(name)]
     return [gpu for gpu in gpus if len(name) > 4 and gpu.uuid.startswith(name)]

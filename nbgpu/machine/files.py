@@ -1,4 +1,4 @@
-"""Write files whole or not at all, find files in folders, lock folders, and resolve '..' in paths."""
+"""Write files atomically, find files in folders, lock folders, and resolve '..' in paths."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from nbgpu.errors import RunError
 def write_whole(
     path: Path, content: str | bytes, mode: int = 0o666, outlasts_power_cut: bool = False
 ) -> None:
-    """Write a file so that a reader finds, at any moment, all of the new content or all of the old.
+    """Write a file atomically: at any moment a reader finds either all of the new content or all of the old.
 
     Args:
         path: the file, which may exist.
-        content: bytes, or text to be encoded as UTF-8, with backslashes in place of lone surrogates.
+        content: bytes, or text to be encoded as UTF-8, with backslash escapes for lone surrogates.
         mode: the permissions of the file, before the process's umask.
-        outlasts_power_cut: whether the content must be on the disk before the file gets its name.
+        outlasts_power_cut: whether to sync the content to the disk before the file gets its name.
 
     Raises:
         OSError: the file could not be written; the error names `path`, and the old content is still there.
     """
     if isinstance(content, str):
-        # A path in an error's message may hold bytes that are no UTF-8.
+        # A path in an error's message may contain bytes that are not UTF-8.
         content = content.encode("utf-8", errors="backslashreplace")
-    # The name is random, because several processes may write the same file at a time.
+    # The name is random, because several processes may write the same file at the same time.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -42,22 +42,22 @@ def write_whole(
                 os.fsync(file.fileno())
         unfinished.rename(path)
     except BaseException as error:
-        with suppress(OSError):  # the file was perhaps never made
+        with suppress(OSError):  # the file may not exist
             unfinished.unlink()
         if isinstance(error, OSError):
-            # The caller, and perhaps a person, knows this name and not the random one.
+            # The error names the file that the caller knows instead of the temporary one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def new_folder(inside: str | Path, title: str) -> Path:
-    """Return the path of a folder to be made: its name begins with the time, and nothing else has it."""
+    """Return the path of a folder to be created, with a unique name that begins with the time."""
     return Path(inside).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk: fsync of a file does not include its
-    name."""
+    """Wait until a file's content or a folder's entries are on the disk. A new file needs both, because fsync
+    of a file does not include its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,17 +66,17 @@ def sync(path: Path) -> None:
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Find the files in a folder and in its subfolders, in no particular order, without hidden ones."""
+    """Yield the files in a folder and its subfolders, in no particular order, without hidden ones."""
     for folder in folders_below(root):
         yield from (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
 
 
 def folders_below(root: Path) -> Iterator[Path]:
-    """Find a folder itself and its subfolders, in no particular order.
+    """Yield a folder and its subfolders, in no particular order.
 
-    Symbolic links to folders are followed, because collections of data are often made of them. Each folder is
-    found once, under its own name if that lies in `root`, so that links in a circle come to an end. Hidden
-    folders, such as the trash of a file system, and those that may not be read are left out.
+    Symbolic links to folders are followed, because data sets often consist of them. Each folder is yielded
+    once, under its real name if that is in `root`, so that cyclic links do no harm. Hidden folders, such as
+    the trash of a file system, and folders without read permission are left out.
     """
     identities: set[tuple[int, int]] = set()
     waiting = deque([root])
@@ -88,21 +88,21 @@ def folders_below(root: Path) -> Iterator[Path]:
                 subfolders.clear()
                 continue
             identities.add((status.st_dev, status.st_ino))
-            # Sorted, so that every rank finds a folder with several links under the same one of them.
+            # Sorted, so that on every rank a folder with several links is yielded under the same link.
             subfolders[:] = sorted(part for part in subfolders if not part.startswith("."))
             waiting += [path for path in map(folder.joinpath, subfolders) if path.is_symlink()]
             yield folder
 
 
 def without_parent_steps(path: Path) -> Path:
-    """The path with no '..' in it, through links as the system goes through them."""
+    """Return the path without '..', with symbolic links resolved as the operating system would."""
     return path.resolve() if ".." in path.parts else path
 
 
 @contextmanager
 def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
-    """Keep a run alive if a file about it cannot be written in the block: call `tell` with a sentence about
-    the reason."""
+    """Suppress an OSError of the block, so that a file about a run that cannot be written does not end the
+    run, and call `tell` with a sentence about the error."""
     try:
         yield
     except OSError as error:
@@ -110,14 +110,14 @@ def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder. The lock ends when the descriptor is closed, with this process at the latest. On NFS
-    Linux shows it to the other hosts, too.
+    """Lock a folder until the returned descriptor is closed or this process ends. On NFS the lock holds for
+    other hosts, too.
 
     Returns:
-        The descriptor of the lock's file.
+        The descriptor of the lock file.
 
     Raises:
-        RunError: another process, which the message names, or another object of this one has the lock.
+        RunError: another process, which the message names, or another object of this process has the lock.
     """
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -32,14 +32,14 @@ class Link:
 
     name: str
     latency_s: float
-    """The time that a message without content needs, one way."""
+    """The time of an empty message, one way."""
     bytes_per_s: float
-    """The rate of one direction while the other one carries as much. 1 Gbit/s is 125e6."""
+    """The rate of each direction while both are used. 1 Gbit/s is 125e6."""
     source: str
     """The standard or datasheet that the numbers come from."""
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the time that one message takes."""
+        """Return the time of one message."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
     def __str__(self) -> str:
@@ -49,7 +49,8 @@ class Link:
 
 
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    factor, unit = next((each for each in units if value >= each[0]), units[-1])
+    """Return a value in the first (largest) unit that it reaches, or else in the last one."""
+    factor, unit = next(((factor, unit) for factor, unit in units if value >= factor), units[-1])
     return f"{value / factor:.4g} {unit}"
 
 
@@ -89,22 +90,22 @@ PRESETS: dict[str, Link] = {
         _ethernet("25GbE", 25e9, "802.3by"),
     )
 }
-"""The links by name. The rates are those of the wire: NCCL and gloo reach less."""
+"""The links by name. The rates are those of the hardware; NCCL and gloo reach less."""
 
 
 def parse_link(text: str) -> Link:
-    """Return the link that a person named or described.
+    """Return the link that a person has named or described.
 
     Args:
-        text: the name of a preset, in capitals or not, or a rate and a latency one way with a comma between.
-            Bits are written 'bit/s' or 'bps', bytes 'B/s' with a capital B, each after k, M, G or T, which
-            are powers of 1000. Latencies are in ns, us, ms or s.
+        text: the name of a preset, in any case, or a rate and a one-way latency separated by a comma. Rates
+            are in 'bit/s' or 'bps', or in 'B/s' with a capital B, with a prefix k, M, G or T (powers of
+            1000). Latencies are in ns, us, ms or s.
 
     Raises:
         ConfigError: it is neither, or a number is not above 0.
     """
-    if found := next((link for name, link in PRESETS.items() if _plain(name) == _plain(text)), None):
-        return found
+    if preset := next((link for name, link in PRESETS.items() if _plain(name) == _plain(text)), None):
+        return preset
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2:
         raise ConfigError(
@@ -126,14 +127,15 @@ def parse_link(text: str) -> Link:
         wrong.append(f"the latency {parts[1]!r} is not a number above 0")
     if rate is None or latency is None or wrong:
         raise ConfigError(f"link={text!r} is not valid: {'; '.join(wrong)}. Write {_EXAMPLES}")
-    in_bytes = 1 if rate["unit"] in {"B/s", "bytes/s"} else _BITS
+    units_per_byte = 1 if rate["unit"] in {"B/s", "bytes/s"} else _BITS
     return Link(
         ", ".join(parts),
         float(latency["number"]) * _SECONDS[latency["unit"]],
-        float(rate["number"]) * _PREFIXES[rate["prefix"]] / in_bytes,
+        float(rate["number"]) * _PREFIXES[rate["prefix"]] / units_per_byte,
         "as described",
     )
 
 
 def _plain(name: str) -> str:
+    """Return a name without case, blanks and dashes, for comparison."""
     return re.sub(r"[\s_-]", "", name).casefold()

@@ -1,7 +1,7 @@
-"""Which operating systems the ranks run on, and what to do on others.
+"""The check of the operating system before ranks are started.
 
-The ranks are reached through /proc and share memory by memfds, which Linux alone has. What
-starts no ranks works everywhere: the version, the notebooks, the settings and their flags.
+Ranks need Linux, because nbgpu uses /proc and memfds. Everything that starts no ranks works on all systems:
+the version, the notebooks, the settings and their flags.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _BINDER = "https://mybinder.org/v2/gh/nbgpu/nbgpu/main?labpath=notebooks%2F00_fi
 
 
 def why_not() -> str:
-    """Return why ranks cannot be started on this operating system, and the ways out; empty on Linux."""
+    """Return why ranks cannot be started on this operating system, with alternatives; empty on Linux."""
     if sys.platform == "linux":
         return ""
-    here = _NAMES.get(sys.platform, sys.platform)
-    of_windows = ", for which WSL 2 on this machine will do" if sys.platform == "win32" else ""
+    system = _NAMES.get(sys.platform, sys.platform)
+    wsl = ", for which WSL 2 on this machine will do" if sys.platform == "win32" else ""
     return (
-        f"nbgpu runs its ranks on Linux only, and this is {here}. Run the notebook on a Linux machine{of_windows}, "
+        f"nbgpu runs its ranks on Linux only, and this is {system}. Run the notebook on a Linux machine{wsl}, "
         "and open it in the browser here: ssh -L 8888:localhost:8888 HOST, and there "
         f"`nbgpu lab --no-browser --port 8888`. Or try it on Binder: {_BINDER}"
     )

@@ -22,9 +22,9 @@ _KILL_PATIENCE_S = 5.0
 """The time after SIGKILL in which a process has to be gone. One that hangs in a driver may stay."""
 _POLL_S = 0.01
 _STAT_BYTES = 4096
-"""More than the line in /proc/PID/stat can have."""
+"""An upper bound of the length of /proc/PID/stat."""
 _ENDED = "ZX"
-"""The states of a process that has ended and still has its pid and exit status."""
+"""The states of a process that has ended and still has its pid and exit status: zombie and dead."""
 _STOPPED, _TRACED, _UNINTERRUPTIBLE = "T", "t", "D"
 _CGROUPS = "/sys/fs/cgroup"
 _EXITING, _SIGNALED = 0x4, 0x400
@@ -41,18 +41,18 @@ _libc.pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c
 
 @functools.cache
 def has_pidfds() -> bool:
-    """Whether pidfds can be used. They are missing on a kernel before Linux 5.3, where a container's filter
-    refuses unknown system calls, and in a Python that was built for an older kernel."""
+    """Return whether pidfds can be used. They are missing before Linux 5.3, in containers whose seccomp
+    filter refuses unknown system calls, and in a Python that was built for an older kernel."""
     try:
-        own = os.pidfd_open(os.getpid())
+        pidfd = os.pidfd_open(os.getpid())
     except (AttributeError, OSError):
         return False
     try:
-        signal.pidfd_send_signal(own, 0)
+        signal.pidfd_send_signal(pidfd, 0)
     except (AttributeError, OSError):
         return False
     finally:
-        os.close(own)
+        os.close(pidfd)
     return True
 
 
@@ -61,8 +61,8 @@ class ProcessId(NamedTuple):
 
     pid: int
     started_ticks: int
-    """Clock ticks from the host's boot to the start of the process. psutil gives the time of day of the
-    start, which it derives from a clock that may be set; this number does not change."""
+    """Clock ticks from the host's boot to the start of the process. psutil has the start as a time of day,
+    which changes when the host's clock is set; this number does not change."""
 
     @classmethod
     def of(cls, pid: int) -> Self:
@@ -70,22 +70,22 @@ class ProcessId(NamedTuple):
         state, *fields = _stat(pid)
         if state in _ENDED:
             raise ProcessLookupError(f"process {pid} has ended")
-        # This is field 22 of /proc/PID/stat, the start in clock ticks since the boot.
-        return cls(pid, int(fields[18]))
+        # Field 22 of /proc/PID/stat is the start in clock ticks since the boot; `fields` begins with field 4.
+        return cls(pid, int(fields[22 - 4]))
 
     def alive(self) -> bool:
-        """Whether the process with this pid and start time runs; a zombie counts as ended."""
+        """Return whether the process with this pid and start time runs; a zombie counts as ended."""
         try:
             return self.of(self.pid) == self
         except ProcessLookupError:
             return False
 
     def send(self, signal_number: int) -> None:
-        """Send a signal to this process, and never to another one that got its pid. Nothing happens if it has
-        ended."""
+        """Send a signal to this process, and never to a later process with the same pid. Nothing happens if
+        the process has ended."""
         if not has_pidfds():
             with suppress(ProcessLookupError):
-                # In the moment between the two the process may end, and another one get its pid.
+                # Without pidfds the process may end between these two lines, and its pid be reused.
                 if self.alive():
                     os.kill(self.pid, signal_number)
             return
@@ -94,7 +94,7 @@ class ProcessId(NamedTuple):
         except ProcessLookupError:
             return
         try:
-            # The descriptor refers to whatever process has the pid now. It is used only if that is this one.
+            # The descriptor refers to the process that has the pid now, which may be another one.
             if self.alive():
                 signal.pidfd_send_signal(fd, signal_number)
         except ProcessLookupError:
@@ -104,7 +104,7 @@ class ProcessId(NamedTuple):
 
 
 class EngineProcess(NamedTuple):
-    """A process of a cluster. Hosts may give the same pid at the same time."""
+    """A process of a cluster. A pid is unique only on its host."""
 
     host: str
     """The host's name, unique in the cluster."""
@@ -112,31 +112,31 @@ class EngineProcess(NamedTuple):
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process is exiting or has ended. Exiting takes a while on a busy host, and for a large
+    """Return whether a process is exiting or has ended. Exiting takes a while on a busy host, and for a large
     process."""
     try:
-        return _says_ending(_stat(pid))
+        return _is_ending_by_stat(_stat(pid))
     except ProcessLookupError:
         return True
 
 
 class ProcessExitProbe:
-    """Tells repeatedly whether one process is exiting, in a third of the time that the function `is_ending`
-    takes. Every rank is checked before each cell, and with the function that took as long as to send the
-    cell."""
+    """Checks repeatedly whether one process is exiting, in a third of the time of the function `is_ending`.
+    Every rank is checked before each cell, for which the function would take as long as to send the cell."""
 
     def __init__(self, pid: int) -> None:
         self._file: int | None = None
-        with suppress(FileNotFoundError):  # it is gone
-            # The file of the main thread, because for the whole process the kernel adds up all threads.
+        with suppress(FileNotFoundError):  # the process has ended
+            # The main thread's file is faster: for the file of the whole process the kernel adds up all
+            # threads.
             self._file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY)
 
     def is_ending(self) -> bool:
-        """Whether the process that had the pid when this object was made is exiting or has ended."""
+        """Return whether the process that had the pid at construction is exiting or has ended."""
         if self._file is None:
             return True
         try:
-            return _says_ending(_fields(_pread(self._file), num=_NUM_FIELDS_TO_FLAGS))
+            return _is_ending_by_stat(_fields(_pread(self._file), num=_NUM_FIELDS_TO_FLAGS))
         except ProcessLookupError:
             return True
 
@@ -147,24 +147,24 @@ class ProcessExitProbe:
 
 
 def _pread(file: int) -> bytes:
-    """Read a file from its beginning with the GIL held, which os.pread would release. The call takes 5 us,
-    and the thread that sends a kernel's output would keep the caller waiting for the GIL for twenty times as
-    long."""
+    """Read a file from its beginning without releasing the GIL, as os.pread would. The call takes 5 us, and
+    to get the GIL back from the thread that sends a kernel's output may take twenty times as long."""
     buffer = _StatBuffer()
-    num = _libc.pread(file, buffer, _STAT_BYTES, 0)
-    if num < 0:
+    num_bytes = _libc.pread(file, buffer, _STAT_BYTES, 0)
+    if num_bytes < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return ctypes.string_at(buffer, num)
+    return ctypes.string_at(buffer, num_bytes)
 
 
-def _says_ending(fields: list[str]) -> bool:
+def _is_ending_by_stat(fields: list[str]) -> bool:
+    """Return whether a process is exiting or has ended, by its state and flags in /proc/PID/stat."""
     return fields[0] in _ENDED or bool(int(fields[_NUM_FIELDS_TO_FLAGS - 1]) & (_EXITING | _SIGNALED))
 
 
 def standstill(pid: int) -> str:
-    """Return why something outside of a living process keeps it from running, and how to let it go on; empty
-    if nothing does."""
+    """Return a sentence if a living process is kept from running from outside (stopped, traced or frozen),
+    with the way to continue it; else an empty text."""
     state = _state(pid)
     if state == _STOPPED:
         return f"its process is stopped (SIGSTOP; a debugger?). kill -CONT {pid} lets it go on"
@@ -176,13 +176,13 @@ def standstill(pid: int) -> str:
 
 
 def waits_in_the_system(pid: int) -> bool:
-    """Whether the main thread of a process is in an uninterruptible wait of the kernel (state D), such as for
-    a disk."""
+    """Return whether the main thread of a process is in an uninterruptible wait of the kernel (state D), such
+    as for a disk."""
     return _state(pid) == _UNINTERRUPTIBLE
 
 
 def _state(pid: int) -> str:
-    """The letter of a process's state (man 5 proc_pid_stat); empty where there is no such process."""
+    """Return the letter of a process's state (man 5 proc_pid_stat); empty if there is no such process."""
     try:
         return _stat(pid)[0]
     except ProcessLookupError:
@@ -190,7 +190,7 @@ def _state(pid: int) -> str:
 
 
 def _tracer(pid: int) -> str:
-    """The process that traces another one, in words."""
+    """Return a description of the process that traces another one with ptrace."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         tracer = status.partition("TracerPid:")[2].split()[0]
@@ -200,11 +200,11 @@ def _tracer(pid: int) -> str:
 
 
 def _frozen_group(pid: int) -> str:
-    """The control group of a process, if the group is frozen (cgroups(7)); else empty."""
+    """Return the path of a process's control group if the group is frozen (cgroups(7)); else empty."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            with suppress(OSError):  # the group cannot be seen from inside the container
+            with suppress(OSError):  # the group is not visible inside a container
                 if not controllers and "frozen 1" in Path(f"{_CGROUPS}{path}/cgroup.events").read_text():
                     return path
                 if controllers == "freezer":
@@ -215,32 +215,32 @@ def _frozen_group(pid: int) -> str:
 
 
 def wait_status(pid: int) -> int | None:
-    """Return the wait status of a process that has ended and whose parent, which is busy, has not called
-    waitpid yet; None for any other process."""
+    """Return the wait status of a zombie, whose parent has not called waitpid yet; None for any other
+    process."""
     try:
         fields = _stat(pid)
     except ProcessLookupError:
         return None
-    # This is field 52 of /proc/PID/stat, the exit status in the form that waitpid returns.
-    return int(fields[49]) if fields[0] in _ENDED else None
+    # Field 52 of /proc/PID/stat is the exit status as waitpid returns it; `fields` begins with field 3.
+    return int(fields[52 - 3]) if fields[0] in _ENDED else None
 
 
 def interrupt_programs_of(pid: int) -> None:
-    """Send SIGINT to the programs that a process has started, as a terminal would. Copies of the process
-    itself, such as data workers, get none, nor do detached programs, which became its children when their own
-    parents ended."""
+    """Send SIGINT to the programs that a process has started, as a terminal would. Left out are forks of the
+    process itself, such as data workers, and detached programs, which the process adopted when their parents
+    ended."""
     with suppress(OSError):  # the process, or one of its children, has ended
-        own_program = Path(f"/proc/{pid}/exe").readlink()
+        program = Path(f"/proc/{pid}/exe").readlink()
         for child in _children(pid):
             is_detached = os.getsid(child) not in (child, os.getsid(pid))
-            if not is_detached and Path(f"/proc/{child}/exe").readlink() != own_program:
+            if not is_detached and Path(f"/proc/{child}/exe").readlink() != program:
                 _interrupt_tree(child)
 
 
 def _interrupt_tree(pid: int) -> None:
-    """Send SIGINT to a process and its descendants. The children are listed first, because a process that
-    ends gives them to another parent."""
+    """Send SIGINT to a process and its descendants."""
     with suppress(OSError):
+        # The children are listed before the signal, because those of an ended process get another parent.
         children = list(_children(pid))
         os.kill(pid, signal.SIGINT)
         for child in children:
@@ -253,8 +253,8 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def has_open(pid: int, beginning: str) -> bool:
-    """Whether a process has a file open whose path begins like this. False also if this user may not see its
-    files."""
+    """Return whether a process has a file open whose path starts with `beginning`. False also if this user
+    may not see its files."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
@@ -267,7 +267,7 @@ def has_open(pid: int, beginning: str) -> bool:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """The memory that a process has in RAM; None where it has ended."""
+    """Return the resident memory of a process; None if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -275,18 +275,18 @@ def resident_bytes(pid: int) -> int | None:
 
 
 class CoreUse(NamedTuple):
-    """The CPU time of all running threads of a process, in seconds, and how long they have waited for a
-    core."""
+    """The CPU time of a process's threads, and their time in the scheduler's run queue. The times of
+    concurrent threads are added up."""
 
     had_s: float
+    """The CPU time."""
     waited_s: float
-    """The time for which threads were ready to run and had no core. Threads that waited side by side are
-    added up."""
+    """The time for which threads were ready to run but had no core."""
 
 
 def core_use(pid: int) -> CoreUse | None:
-    """The use of cores as the Linux kernel counts it (schedstat in its docs); None where the process has
-    ended."""
+    """Return the CPU time and waiting time of all running threads of a process, from the kernel's schedstat;
+    None if the process has ended."""
     had_ns = waited_ns = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -299,8 +299,8 @@ def core_use(pid: int) -> CoreUse | None:
 
 
 def main_thread_core_use(pid: int | None = None) -> CoreUse | None:
-    """Return the CPU time of the main thread of a process, by default of this one, and how long it has waited
-    for a core; None if the kernel does not count this, or the process has ended."""
+    """Return the CPU time and waiting time of the main thread of a process, by default of this one; None if
+    the kernel has no schedstat, or the process has ended."""
     try:
         had, waited, _ = Path(f"/proc/{pid or 'self'}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -309,7 +309,7 @@ def main_thread_core_use(pid: int | None = None) -> CoreUse | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on (man 5 proc_pid_stat).
+    """Return the fields of /proc/PID/stat from the third on (man 5 proc_pid_stat).
 
     Raises:
         ProcessLookupError: there is no such process that this user may see.
@@ -327,30 +327,34 @@ def _stat(pid: int) -> list[str]:
 
 
 def _fields(stat: bytes, num: int = -1) -> list[str]:
-    """All fields from the third on; with `num`, at least so many of them as separate fields."""
-    # The second field is the program's name in brackets, and may itself contain blanks and brackets.
+    """Split /proc/PID/stat into its fields from the third on; with `num`, only the first `num` are split."""
+    # The second field is the program's name in brackets, which may itself contain blanks and brackets.
     return stat[stat.rindex(b")") + 1 :].decode().split(maxsplit=num)
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:
     """End processes, all members of the leaders' process groups, and all descendants of these. The leaders
-    get SIGTERM first; what remains gets SIGKILL.
+    get SIGTERM; processes that remain get SIGKILL.
+
+    Args:
+        leaders: leaders of process groups.
+        others: further processes.
 
     Returns:
         The processes that were alive.
 
     Raises:
-        ClusterError: a process survives SIGKILL, as one that hangs in a driver does.
+        ClusterError: a process survives SIGKILL, because it hangs in a driver.
     """
-    leading = list(leaders)
-    groups = {process.pid for process in leading}
-    ended = left = _with_their_families([*leading, *others], groups)
-    for process in leading:
+    leaders = list(leaders)
+    groups = {process.pid for process in leaders}
+    ended = _with_groups_and_descendants([*leaders, *others], groups)
+    for process in leaders:
         process.send(signal.SIGTERM)
-    left = _wait(left, _TERM_PATIENCE_S)
+    left = _wait(ended, _TERM_PATIENCE_S)
     if left:
-        # They may have started others since the first look.
-        left = _with_their_families(left, groups)
+        # They may have started others in the meantime.
+        left = _with_groups_and_descendants(left, groups)
         for process in left:
             process.send(signal.SIGKILL)
         left = _wait(left, _KILL_PATIENCE_S)
@@ -363,21 +367,23 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
     return sorted(ended)
 
 
-def _with_their_families(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
-    """Return the living processes among `known`, the members of their groups, and the descendants of all
-    these.
+def _with_groups_and_descendants(processes: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
+    """Return the living processes among the given ones, the members of their process groups, and the
+    descendants of all these.
 
-    The number of a group is the pid of its leader, and may have been given to another group by now. As long
-    as one of the members is known to be ours, the group is ours.
+    Args:
+        processes: the given processes.
+        groups: the process groups to include. The id of a group is the pid of its leader, which may have been
+            reused since; a group is included only if one of the given processes is still in it.
     """
-    found = {process for process in known if process.alive()}
-    if not found:
-        return found
-    ours = {group for process in found if (group := _group_of(process.pid)) in groups}
+    alive = {process for process in processes if process.alive()}
+    if not alive:
+        return alive
+    living_groups = {group for process in alive if (group := _group_of(process.pid)) in groups}
     children_of: dict[int, list[int]] = {}
-    pids = {process.pid for process in found}
+    pids = {process.pid for process in alive}
     for pid in psutil.pids():
-        if _group_of(pid) in ours:
+        if _group_of(pid) in living_groups:
             pids.add(pid)
         with suppress(ProcessLookupError):
             children_of.setdefault(int(_stat(pid)[1]), []).append(pid)
@@ -388,11 +394,12 @@ def _with_their_families(known: Iterable[ProcessId], groups: set[int]) -> set[Pr
         pids.update(children)
     for pid in pids:
         with suppress(ProcessLookupError):
-            found.add(ProcessId.of(pid))
-    return found
+            alive.add(ProcessId.of(pid))
+    return alive
 
 
 def _group_of(pid: int) -> int | None:
+    """Return the process group of a process; None if the process has ended."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

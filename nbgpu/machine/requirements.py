@@ -1,5 +1,5 @@
-"""The packages that nbgpu or some of its settings need, and the newest versions that were tried of libraries
-whose private names it uses."""
+"""The packages that nbgpu or some of its settings need, and the newest tested versions of libraries whose
+private names nbgpu uses."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
     from nbgpu.config import TrainConfig
 
 TRIED = {"ipykernel": "7.4", "ipython": "9.18", "ipyparallel": "9.2", "torch": "2.13"}
-"""The major and minor version by distribution."""
+"""The newest tested version (major.minor) by distribution."""
 
 
 def requirements() -> list[Requirement]:
     """Return the packages that nbgpu needs on this machine, without those of its extras.
 
-    A machine without network may have a checkout on its search path and no installed nbgpu. The list is then
-    that of pyproject.toml.
+    If nbgpu is not installed, but a checkout is on the search path, the list is that of pyproject.toml.
     """
-    from packaging.requirements import (
-        Requirement,  # every run asks for the extras, and only the doctor for these
-    )
+    # Imported here, because every run imports this module, and only the doctor calls this function.
+    from packaging.requirements import Requirement
 
     try:
         lines = metadata.requires("nbgpu") or []
@@ -43,8 +41,8 @@ def requirements() -> list[Requirement]:
 
 
 def newer_than_tried() -> Iterator[tuple[str, str, str]]:
-    """Each library whose installed version is newer, as its name, the installed version and the tested
-    version."""
+    """Yield (name, installed version, tested version) of each library whose installed version is newer than
+    the tested one."""
     for name, tried in TRIED.items():
         installed = metadata.version(name)
         if Version(installed).release[:2] > Version(tried).release[:2]:
@@ -52,14 +50,14 @@ def newer_than_tried() -> Iterator[tuple[str, str, str]]:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a package can be imported. A folder of its name, in which it has perhaps written its
-    logs, is none."""
+    """Return whether a package can be imported. A mere folder of its name, such as one with its logs, is a
+    namespace package without an origin, and does not count."""
     spec = find_spec(name)
     return spec is not None and spec.origin is not None
 
 
 def require_extras(config: TrainConfig) -> None:
-    """Raise a ConfigError that names every package which the settings need and which is not installed."""
+    """Raise a ConfigError that names every package that the settings need and that is not installed."""
     wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb != "off"}
     lacking = [name for name, is_wanted in wanted.items() if is_wanted and not _is_installed(name)]
     if lacking:

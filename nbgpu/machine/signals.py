@@ -14,19 +14,18 @@ _T = TypeVar("_T")
 
 
 class uninterrupted:
-    """Hold an interrupt (SIGINT) back until the block has ended, and then pass it to the previous handler.
+    """Delay an interrupt (SIGINT) until the end of the block, and then pass it to the previous handler.
 
-    That handler usually raises KeyboardInterrupt. In a callback of an event loop that would end the loop and
-    not the cell; there ipykernel's own handler, which cancels the cell, must be called.
+    All code that waits for another thread must run in such a block: an interrupt that is raised within
+    `threading.Condition` leaves its lock acquired, and the other thread waits for the lock forever.
 
-    Only the main thread gets interrupts, so in another thread this does nothing, and neither does it in a
-    process that ignores them, such as one that a shell has put into the background. A nested block adds
-    nothing: the interrupt is handled at the end of the outer one, or where `take_interrupt` is called.
+    The previous handler usually raises KeyboardInterrupt; in callbacks of an event loop it must be
+    ipykernel's, which cancels the cell, because KeyboardInterrupt would end the loop. A nested block has no
+    effect: the interrupt is handled at the end of the outer block, or by `take_interrupt`. Only the main
+    thread receives interrupts, so the block has no effect in other threads, nor in a process that ignores
+    SIGINT, such as a background job of a shell.
 
-    All code that waits for another thread must run in such a block. An interrupt that is raised within
-    `threading.Condition` leaves its lock taken, and the other thread then waits for the lock for ever.
-
-    A class, because every cell passes through several such blocks, and contextlib's generators take twice as
+    It is a class because every cell enters several such blocks, and contextlib's generators take twice as
     long. As a decorator, it makes each call of the function such a block.
     """
 
@@ -39,11 +38,11 @@ class uninterrupted:
         self._note = _record_interrupts()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Restore the handler of before, and pass it an interrupt that has come during the block."""
+        """Restore the previous handler, and pass it an interrupt that came during the block."""
         note, self._note = self._note, None
         if note is not None:
             signal.signal(signal.SIGINT, note.before)
-            # An error of the block ends the caller's work as an interrupt would, and says more.
+            # An error of the block ends the caller's work as an interrupt would, and is more informative.
             if note.interrupted and error is None:
                 signal.raise_signal(signal.SIGINT)
 
@@ -58,10 +57,10 @@ class uninterrupted:
 
 @contextmanager
 def noted() -> Iterator[Note]:
-    """Only record an interrupt during the block, in the Note that the block is given.
+    """Only record an interrupt during the block, in the Note that the block receives.
 
-    A nested block is given the outer one's note. Where no interrupt can come, where they are ignored, or
-    where code in C has set their handler, none is recorded.
+    A nested block receives the outer block's Note. Nothing is recorded outside of the main thread, if
+    interrupts are ignored, or if code in C has set their handler.
     """
     note = _record_interrupts()
     if note is not None:
@@ -75,8 +74,8 @@ def noted() -> Iterator[Note]:
 
 
 def _record_interrupts() -> Note | None:
-    """Begin to record interrupts; None where that is done already, where no interrupt can come, or where none
-    can be held back."""
+    """Install a Note as the handler of interrupts, and return it; None if a Note is already installed, and
+    where interrupts cannot come or cannot be delayed."""
     if not _is_main_thread():
         return None
     before = signal.getsignal(signal.SIGINT)
@@ -93,8 +92,8 @@ def _is_main_thread() -> bool:
 
 
 def take_interrupt() -> None:
-    """Pass an interrupt that came in the `uninterrupted` block around the caller to the handler from before
-    the block.
+    """Pass an interrupt that came during the surrounding `uninterrupted` block to the block's previous
+    handler.
 
     Loops that wait call this between two polls, where an interrupt does no harm. Outside of such a block it
     does nothing.

@@ -1,8 +1,8 @@
-"""Imports that would take seconds in each rank for what hardly any rank uses.
+"""Lazy import of a module that is slow to import and rarely used.
 
-MONAI imports jsonschema, and that imports `rfc3987_syntax`, where JupyterLab has brought it: 1.7 s of CPU in
-each rank before its first training, to build a grammar for checks of international addresses (measured with
-rfc3987-syntax 1.1 on two cores). Here the module is loaded when such an address is checked.
+MONAI imports jsonschema, which imports `rfc3987_syntax` if JupyterLab has installed it. That takes 1.7 s of
+CPU time in each rank before its first training, to build a grammar of international URIs (measured with
+rfc3987-syntax 1.1 on two cores). A stand-in loads the module when such a URI is checked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 _NAME = "rfc3987_syntax"
 
 
-class _LoadedAtUse(ModuleType):
-    """Stands for the module until one of its names is used."""
+class _LazyModule(ModuleType):
+    """A stand-in for the module until one of its names is used."""
 
     def is_valid_syntax(self, term: str, value: str) -> bool:
-        """Return whether a text is what the grammar calls `term`, such as 'iri'."""
+        """Return whether a text matches the grammar's rule `term`, such as 'iri'. jsonschema imports this
+        function by name, so it must exist before the module is loaded."""
         is_valid: bool = _load().is_valid_syntax(term, value)
         return is_valid
 
@@ -31,13 +32,15 @@ class _LoadedAtUse(ModuleType):
 
 
 def _load() -> ModuleType:
-    if isinstance(sys.modules.get(_NAME), _LoadedAtUse):
+    """Replace the stand-in by the real module, and return that."""
+    if isinstance(sys.modules.get(_NAME), _LazyModule):
         del sys.modules[_NAME]
     return import_module(_NAME)
 
 
 def put_off() -> None:
-    """Have the module loaded when it is used. Does nothing where it is loaded already or not installed."""
+    """Delay the import of the module until it is used. Does nothing if the module is already imported or not
+    installed."""
     if _NAME not in sys.modules and (spec := find_spec(_NAME)) is not None:
-        sys.modules[_NAME] = stand_in = _LoadedAtUse(_NAME)
+        sys.modules[_NAME] = stand_in = _LazyModule(_NAME)
         stand_in.__spec__ = spec

@@ -1,7 +1,7 @@
-"""The Slurm job in which this process runs, and the GPUs that it was given, by the variables that Slurm sets.
+"""The Slurm job in which this process runs, and its GPUs, according to the environment variables of Slurm.
 
-A notebook is in a job where a site's JupyterHub or Open OnDemand has started it there, or where somebody has
-typed `salloc` first.
+A notebook runs in a job if a site's JupyterHub or Open OnDemand has started it in one, or if it was started
+from `salloc`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 
 NEW_JOB = "new_job"
-"""The name in `launcher_options` that asks for a job of its own all the same."""
-_PATIENCE_S = 5.0
-"""The longest time for which scontrol may hold up the choice of GPUs."""
-_OF_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""The first counts in a step, which may have fewer GPUs than its job."""
+"""The name in `launcher_options` that requests a new job although the notebook already runs in one."""
+_SCONTROL_TIMEOUT_S = 5.0
+_GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""The variables with the GPUs of this node. A step, for which the first is set, may have fewer than its
+job."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class OwnJob:
     number: str
     num_nodes: int
     node: str = ""
-    """Slurm's name of the node on which this process runs; empty where it is on none of the job's, as with
-    salloc on a login node."""
+    """Slurm's name of the node on which this process runs; empty if it does not run on a node of the job, as
+    with salloc on a login node."""
     gpus_per_node: int | None = None
-    """The number of GPUs of this node that the job has; None if Slurm has not told this process."""
+    """The number of GPUs that the job has on this node; None if Slurm does not report it."""
     end_s: float | None = None
-    """When its time is up, in seconds since the epoch, as it was when the job began; None where this Slurm
-    does not say so."""
+    """The job's time limit in seconds since the epoch, as it was when the job began; None if this version of
+    Slurm does not report it."""
 
 
 def own_job(variables: Mapping[str, str] | None = None) -> OwnJob | None:
-    """The job in which this process runs; None where it is in none.
+    """Return the job in which this process runs; None if it runs in no job.
 
     Args:
-        variables: of the environment; None for this process's.
+        variables: the environment; None for this process's environment.
     """
     variables = os.environ if variables is None else variables
     number = variables.get("SLURM_JOB_ID", "")
@@ -64,7 +64,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class Restriction:
-    """Which of the host's GPUs this process may use."""
+    """The GPUs of the host to which this process is restricted."""
 
     names: str
     """The GPUs in the form of `CUDA_VISIBLE_DEVICES`."""
@@ -73,46 +73,43 @@ class Restriction:
 
 
 def restriction(num_gpus: int) -> Restriction | None:
-    """The GPUs that this process may use; None for all that the driver lists.
+    """Return the GPUs that this process may use; None for all GPUs that the driver lists.
 
-    CUDA obeys one variable alone, which Slurm sets with the others. Where it was lost on the way to the
-    notebook, as in a step of an exclusive job, the job's GPUs are still those that Slurm names. Where Slurm
-    names none, and counts GPUs on this node, they belong to other jobs.
+    CUDA obeys only `CUDA_VISIBLE_DEVICES`, which Slurm normally sets. If that variable was lost on the way to
+    the notebook, as in a step of an exclusive job, Slurm's own variables name the job's GPUs. If Slurm names
+    no GPUs but allocates the GPUs of this node, they belong to other jobs.
 
     Args:
-        num_gpus: how many the driver lists. Slurm's numbers are those of the whole node, and a site may have
-            left a job the sight of its own GPUs alone.
+        num_gpus: the number of GPUs that the driver lists. Slurm's GPU numbers refer to the whole node, so
+            they are ignored if the driver lists no more GPUs than the job has.
     """
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return Restriction(names, f"CUDA_VISIBLE_DEVICES={names}")
     job = own_job()
     if not num_gpus or job is None or not job.node:
         return None
-    for variable in _OF_SLURM:
-        if (names := os.environ.get(variable)) is None:
-            continue
-        # A part of a GPU (MIG) has a name of Slurm's own.
-        is_known = all(name.isdecimal() for name in names.split(","))
-        is_part = num_gpus > len(names.split(","))
-        return Restriction(names, f"{variable}={names}") if is_known and is_part else None
-    return (
-        Restriction("", f"Slurm's job {job.number}, which was given no GPU,")
-        if _counts_gpus(job.node)
-        else None
-    )
+    for variable in _GPU_VARIABLES:
+        if (names := os.environ.get(variable)) is not None:
+            # Slurm's names of parts of a GPU (MIG) are not numbers, and not known to CUDA.
+            are_numbers = all(name.isdecimal() for name in names.split(","))
+            is_restricted = are_numbers and num_gpus > len(names.split(","))
+            return Restriction(names, f"{variable}={names}") if is_restricted else None
+    if _allocates_gpus(job.node):
+        return Restriction("", f"Slurm's job {job.number}, which was given no GPU,")
+    return None
 
 
 @cache
-def _counts_gpus(node: str) -> bool:
-    """Whether Slurm hands out the GPUs of a node one by one. Many a site gives whole nodes."""
+def _allocates_gpus(node: str) -> bool:
+    """Return whether Slurm allocates the GPUs of a node individually. Many sites allocate whole nodes."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["scontrol", "show", "node", "--oneliner", node],
             capture_output=True,
             text=True,
             check=False,
-            timeout=_PATIENCE_S,
+            timeout=_SCONTROL_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False  # in a container without Slurm's programs
-    return re.search(r"\sGres=(?:\S*,)?gpu:", done.stdout) is not None
+        return False  # a container may lack Slurm's programs
+    return re.search(r"\sGres=(?:\S*,)?gpu:", result.stdout) is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MULTI_RANK: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's own environment variable, with which several ranks may share a GPU."""
 _SHARES_GPUS, _SHARES_PARTS = (2, 30), (2, 31)
-"""The first versions of NCCL that heed it, for a whole GPU and for parts of one
+"""The first versions of NCCL that support MULTI_RANK, for whole GPUs and for parts of a GPU (MIG)
 (https://github.com/NVIDIA/nccl/issues/1716)."""
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 
@@ -48,20 +48,21 @@ class ChosenTransport:
     failed: Mapping[str, str] = field(default_factory=dict)
     """The transports that were tried before, each with the reason why it did not work."""
     simulated: str = ""
-    """The simulated link and slow ranks, in words; empty for none."""
+    """A description of the simulated link and slow ranks; empty for none."""
 
     @property
     def name(self) -> str:
-        """The transport and what is simulated on it: 'gloo', or 'gloo, simulated link 10GbE'."""
+        """The transport with its simulated link and slow ranks: 'gloo', or 'gloo, simulated link 10GbE'."""
         return f"{self.transport.name}, {self.simulated}" if self.simulated else self.transport.name
 
     def describe(self) -> str:
-        """The choice in words: 'gloo', or 'gloo (nccl and nccl in safe mode failed)', or with the variables
-        that were set."""
-        notes = [
-            *([f"{' and '.join(self.failed)} failed"] if self.failed else []),
-            *([f"with {' '.join(self.settings)}"] if self.settings else []),
-        ]
+        """Return the choice as text, such as 'gloo (nccl and nccl in safe mode failed)', with the environment
+        variables that were set."""
+        notes = []
+        if self.failed:
+            notes.append(f"{' and '.join(self.failed)} failed")
+        if self.settings:
+            notes.append(f"with {' '.join(self.settings)}")
         return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
 
@@ -72,11 +73,11 @@ _SINGLE = Transport(SINGLE, "gloo")
 
 
 def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transport, ...]:
-    """The transports to try, in this order, until one works. A backend that the settings name is the only
-    candidate.
+    """Return the transports to try in this order until one works. If the settings name a backend, it is the
+    only candidate.
 
     Raises:
-        ConfigError: the settings name NCCL, which these devices cannot have.
+        ConfigError: the settings name NCCL, which these devices cannot use.
     """
     nccl = (_NCCL_SAFE,) if config.nccl_safe else (_NCCL, _NCCL_SAFE)
     obstacle = _obstacle_to_nccl(chosen)
@@ -86,7 +87,7 @@ def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transpo
         return nccl[:1]
     if config.backend in ("gloo", "hierarchical_copy"):
         return (_GLOO,)
-    # One rank alone is the last resort, where no two ranks can communicate.
+    # One rank alone is the last resort, if no two ranks can communicate.
     return (*(() if obstacle else nccl), _GLOO, _SINGLE)
 
 
@@ -94,8 +95,8 @@ def _obstacle_to_nccl(chosen: Sequence[Device]) -> str:
     """Return why these devices cannot use NCCL, as the end of a sentence that begins with NCCL; empty if they
     can.
 
-    Several ranks on one GPU, and parts of a GPU (MIG), are an experiment of newer versions of NCCL, which the
-    person has to switch on.
+    Newer versions of NCCL have experimental support for several ranks on one GPU and for parts of a GPU
+    (MIG), which must be enabled by the environment variable MULTI_RANK.
     """
     gpus = [device.uuid for device in chosen if device.kind == "cuda"]
     has_parts = any(map(is_part, chosen))
@@ -107,22 +108,20 @@ def _obstacle_to_nccl(chosen: Sequence[Device]) -> str:
     )
     if len(gpus) < len(chosen):
         return obstacle
-    needed, what = (
-        (_SHARES_PARTS, "parts of a GPU") if has_parts else (_SHARES_GPUS, "a GPU for several ranks")
-    )
+    required = _SHARES_PARTS if has_parts else _SHARES_GPUS
+    sharing = "parts of a GPU" if has_parts else "a GPU for several ranks"
     installed = installed_nccl()
-    if installed is not None and installed < needed:
-        versions = ".".join(map(str, installed)), ".".join(map(str, needed))
-        return (
-            f"{obstacle}: NCCL {versions[0]} is installed here, and {versions[1]} is the first to take {what}"
-        )
+    if installed is not None and installed < required:
+        here, first = ".".join(map(str, installed)), ".".join(map(str, required))
+        return f"{obstacle}: NCCL {here} is installed here, and {first} is the first to take {sharing}"
     if os.environ.get(MULTI_RANK) == "1":
         return ""
-    return f"{obstacle}: NCCL takes {what} only as an experiment, with {MULTI_RANK}=1 in the environment"
+    return f"{obstacle}: NCCL takes {sharing} only as an experiment, with {MULTI_RANK}=1 in the environment"
 
 
 def installed_nccl() -> tuple[int, ...] | None:
-    """The version of the NCCL that was installed with torch; None where it came in another way than pip's."""
+    """Return the version of the NCCL that pip has installed with torch; None if NCCL was installed in another
+    way."""
     for package in _NCCL_PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             return Version(metadata.version(package)).release

@@ -13,10 +13,9 @@ MAX_PATH_BYTES = 107
 
 @contextmanager
 def short_path(folder: Path) -> Iterator[Path]:
-    """Give a short path of a folder, through which a socket in it can be bound or reached while the block
-    lasts.
-
-    The folder's own path may be longer than MAX_PATH_BYTES, for example where TMPDIR is long.
+    """Provide a short path to a folder for the block, with which sockets in the folder can be bound or
+    connected to although the folder's path may be longer than MAX_PATH_BYTES, for example because of a long
+    TMPDIR.
 
     Raises:
         OSError: there is no such folder.

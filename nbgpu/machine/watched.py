@@ -1,12 +1,12 @@
 """Lets the processes of a cluster watch each other and end together.
 
-The engines, their parent and the controller do so: engines that outlive their notebook would hold the GPUs'
-memory, and nothing would free it. Processes are watched through descriptors that can be read once a process
-has ended.
+The engines, their parent process and the controller do so, because engines that outlive their notebook would
+keep the GPUs' memory. A process is watched through a file descriptor that becomes readable when the process
+ends.
 
-The descriptors are pidfds where the kernel has them. Elsewhere each process that is watched holds a named
-pipe in its cluster's folder open, and those that watch it see the pipe close, which the kernel does however
-the process ends. A process whose code closes that pipe counts as ended.
+The descriptors are pidfds if the kernel has them. Otherwise each watched process holds a named pipe in its
+cluster's folder open, which the kernel closes however the process ends. A process whose own code closes the
+pipe counts as ended.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from nbgpu.protocol.cluster_processes import KEPT
 _held: set[int] = set()
 """This process's ends of the pipes through which others watch it."""
 _shown: dict[Path, int] = {}
-"""The ends of the named pipes among these, by folder."""
-
+"""The ends of named pipes among these, by the cluster's folder."""
 
 _POLL_S = 0.1
-"""Without pidfds the end of a parent is noticed after this time at the latest."""
+"""The time after which the end of a parent process is noticed without pidfds."""
 
 
 def show(folder: Path) -> None:
-    """Let the processes of the cluster with this folder watch this one, until `hide`. Does nothing where they
+    """Let the processes of the cluster with this folder watch this one, until `hide`. Does nothing if they
     use pidfds."""
     if not has_pidfds():
         path = _pipe(folder, os.getpid())
-        # Opened for writing alone, a pipe without readers would be refused.
+        # Read and write, because to open a pipe without readers only for writing fails.
         _shown[folder] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         _held.add(_shown[folder])
 
@@ -52,15 +51,15 @@ def hide(folder: Path) -> None:
 
 
 def watch(pid: int, folder: Path) -> int:
-    """Return a descriptor that can be read once the process with this pid has ended. The caller closes it.
+    """Return a descriptor that becomes readable when the process with this pid ends. The caller closes it.
 
     Args:
-        pid: the process, which calls `show` with the same folder. Where there are no pidfds and it ends
-            after this call but before that one, its end is not seen; a parent, which sees it, uses `fork`.
+        pid: the process, which calls `show` with the same folder. Without pidfds, its end is not noticed if
+            it ends after this call but before its call of `show`; for children `fork` has no such gap.
         folder: the cluster's folder.
 
     Raises:
-        ProcessLookupError: there is no such process any more.
+        ProcessLookupError: the process has ended.
     """
     if has_pidfds():
         return os.pidfd_open(pid)
@@ -69,7 +68,7 @@ def watch(pid: int, folder: Path) -> int:
     except FileNotFoundError:
         raise ProcessLookupError(f"the cluster of process {pid} has ended: {folder} is gone") from None
     try:
-        # The pipe was opened first. If the process is there now, its end will be seen.
+        # The pipe is already open, so that if the process still runs, its end will be noticed.
         ProcessId.of(pid)
     except ProcessLookupError:
         os.close(descriptor)
@@ -81,8 +80,8 @@ def fork() -> tuple[int, int]:
     """Fork this process.
 
     Returns:
-        In the parent the child's pid, and a descriptor that can be read once the child has ended. In the
-        child 0 and -1.
+        In the parent, the child's pid and a descriptor that becomes readable when the child ends. In the
+        child, 0 and -1.
     """
     if has_pidfds():
         pid = os.fork()
@@ -98,16 +97,17 @@ def fork() -> tuple[int, int]:
 
 
 def reap(pid: int) -> int:
-    """Return the wait status of a child whose descriptor from `fork` can be read."""
+    """Return the wait status of a child whose descriptor from `fork` is readable."""
     if not has_pidfds():
-        # Code in the child may have closed the pipe, and nothing could watch the child any more. The status
-        # of a child that is ending does not change by this.
+        # If code in the child has closed the pipe, the child still runs and can no longer be watched. The
+        # signal does not change the status of a child that has ended.
         os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
 
 
 def _pipe(folder: Path, pid: int) -> Path:
-    """The named pipe of a process, made by whoever needs it first."""
+    """Return the named pipe of a process. The watched or the watching process creates it, whichever needs it
+    first."""
     path = folder / f"alive-{pid}"
     with suppress(FileExistsError):
         os.mkfifo(path, mode=0o600)
@@ -117,7 +117,7 @@ def _pipe(folder: Path, pid: int) -> Path:
 def _close_in_child() -> None:
     """Close the pipes in a forked child, which may outlive its parent."""
     for descriptor in _held:
-        with suppress(OSError):  # code may have closed it
+        with suppress(OSError):  # the user's code may have closed it
             os.close(descriptor)
     _held.clear()
     _shown.clear()
@@ -127,13 +127,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class LifetimeWatch:
-    """Watches the processes without which this one is of no use.
+    """Watches the processes of a cluster without which this process must end, too.
 
     Args:
         folder: the cluster's folder.
-        owner: a descriptor of the process that started the cluster (`watch`). That process may end
-            once the cluster is marked to be kept. The descriptor is opened while the owner certainly runs,
-            because an engine may be forked long after, when the pid belongs to another process.
+        owner: a descriptor, from `watch`, of the process that started the cluster. That process may end if
+            the cluster is marked to be kept. A descriptor is needed because an engine may be forked long
+            after the start, when the owner's pid may belong to another process.
         others: the pids of processes that must not end.
 
     Raises:
@@ -147,21 +147,25 @@ class LifetimeWatch:
         """The descriptors to pass to `select`."""
 
     def over(self, ready: Collection[int]) -> bool:
-        """Whether this process is of no further use, now that these descriptors can be read."""
+        """Return whether this process must end.
+
+        Args:
+            ready: the readable descriptors among `fds`.
+        """
         if self._owner in ready and self._kept.exists():
             self.fds.discard(self._owner)
         return not self.fds.isdisjoint(ready)
 
 
 def end_with(parent_pid: int) -> None:
-    """Start a thread that ends this process as soon as its parent ends. End it at once if the parent has
-    ended."""
+    """Start a thread that ends this process as soon as its parent ends; end this process at once if the
+    parent has already ended."""
     try:
         parent = os.pidfd_open(parent_pid) if has_pidfds() else None
     except ProcessLookupError:
         os._exit(1)
-    # The pidfd was opened first, so that a process which gets the same pid later is not mistaken for the
-    # parent.
+    # This check after the pidfd was opened ensures that the pidfd is not that of a later process with the
+    # same pid.
     if os.getppid() != parent_pid:
         os._exit(1)
 

@@ -19,12 +19,12 @@ from nbgpu.performance.bottlenecks import (
     in_ms,
 )
 
-_ENOUGH = 0.1
-"""The share of the time that validations or checkpoints should take at most."""
+_MAX_SHARE = 0.1
+"""The largest share of the time that validations or checkpoints should take."""
 _WORTH_CHANGING = 0.03
-"""The share of a step from which on other buckets are worth a try."""
-_MOST_WORKERS = 8
-"""Of one rank. More take memory and cores from the ranks."""
+"""The smallest saved share of a step that makes other buckets worth a try."""
+_MAX_WORKERS = 8
+"""The largest number of data workers per rank. More take memory and cores from the ranks."""
 _BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100)
 
 
@@ -50,8 +50,7 @@ class _Adviser:
         self._settings: Mapping[str, Any] = breakdown.observed.settings
 
     def advice(self, cause: Bound) -> Iterator[Advice]:
-        """Yield the changes that act on a cause, each with the time that a step would at best take with
-        it."""
+        """Yield the changes that act on a cause, with the shortest step time that they could achieve."""
         without_s = self._breakdown.step_s - self._breakdown.causes_s[cause]
         match cause:
             case "data":
@@ -83,24 +82,24 @@ class _Adviser:
         workers.
 
         Args:
-            without_s: the time of a step if its data were there at once.
+            without_s: the time of a step that never waits for data.
         """
         settings = self._settings
         if settings.get("cache_rate") is not None and settings["cache_rate"] < 1 and settings.get("data"):
             yield self._advice("With all data in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
         elif "num_workers" in settings:
-            # Workers read while the ranks compute. They have to be so many that a batch is read in the time
+            # Workers read while the ranks compute. There must be enough of them to read a batch in the time
             # of a step.
             busy_s = max(without_s, 1e-9)
             data_s = self._breakdown.causes_s["data"]
-            workers = min(_MOST_WORKERS, max(1, round(0.5 + (data_s + busy_s) / busy_s)))
+            workers = min(_MAX_WORKERS, max(1, round(0.5 + (data_s + busy_s) / busy_s)))
             if workers > (settings["num_workers"] or 0):
                 text = f"With {workers} workers that read while the ranks compute (num_workers={workers})"
                 yield self._advice(text, {"num_workers": workers}, max(without_s, data_s / workers))
 
     def _on_communication(self) -> Iterator[Advice]:
         """Yield the changes that shorten the exposed exchange of gradients: 16-bit gradients, other buckets,
-        and fewer exchanges for as many samples."""
+        and fewer exchanges for the same number of samples."""
         settings = self._settings
         exposed_s = self._breakdown.causes_s["communication"]
         is_ddp = settings.get("strategy") == "ddp"
@@ -113,8 +112,8 @@ class _Adviser:
         if is_ddp:
             yield from self._other_buckets()
         accumulate = settings.get("accumulate", 1)
-        # A step of twice as many micro-batches has one exchange and one optimizer step for two steps of now,
-        # so half of each is saved for as many samples.
+        # With twice as many micro-batches, one exchange and one optimizer step serve the samples of two
+        # present steps, so half of each is saved.
         halved_s = self._breakdown.step_s - (exposed_s + self._breakdown.parts["optimizer_s"]) / 2
         yield self._advice(
             f"With twice as many micro-batches in a step (accumulate={2 * accumulate})",
@@ -123,13 +122,13 @@ class _Adviser:
         )
 
     def _exposed_in_16_bits_s(self) -> float:
-        """Estimate the exposed time of the exchange if gradients had half the bytes: by the model of the link
-        if it is known, else by halving the whole exchange."""
+        """Estimate the exposed time of the exchange for gradients with half the bytes: by the model of the
+        link if the link is known, else by halving the whole exchange."""
         exposed_s = self._breakdown.causes_s["communication"]
         exchange = self._breakdown.observed.exchange
         if exchange is not None and (modelled_s := exchange.exposed_s()):
             return exposed_s * min(1.0, exchange.exposed_s(exchange.halved()) / modelled_s)
-        # Half the bytes take half the time, but for latencies; what is hidden now stays hidden.
+        # Except for latencies, half the bytes take half the time. The hidden part stays hidden.
         exchange_s = exposed_s + self._breakdown.parts.get("hidden_s", 0.0)
         return exposed_s - min(exposed_s, exchange_s / 2)
 
@@ -146,40 +145,39 @@ class _Adviser:
             mb: factor * exchange.exposed_s(exchange.regrouped(mb)) for mb in _BUCKETS_MB if mb != now_mb
         }
         least_s = min(exposed_s.values())
-        # Of sizes that are as good, the nearest to that of now: where all gradients fit in one bucket, any
-        # larger one is the same.
-        as_good = [mb for mb, seconds in exposed_s.items() if seconds <= least_s * 1.02]
-        best_mb = min(as_good, key=lambda mb: abs(mb - now_mb))
+        # Among sizes within 2 % of the best, take the nearest to the present one: if all gradients fit into
+        # one bucket, all larger sizes are equally good.
+        best_sizes = [mb for mb, seconds in exposed_s.items() if seconds <= least_s * 1.02]
+        best_mb = min(best_sizes, key=lambda mb: abs(mb - now_mb))
         without_s = self._breakdown.step_s - self._breakdown.causes_s["communication"] + exposed_s[best_mb]
         if without_s < (1 - _WORTH_CHANGING) * self._breakdown.step_s:
             num_now, num_then = len(exchange.buckets), len(exchange.regrouped(best_mb))
-            text = f"With {num_then} buckets in place of {num_now} (bucket_mb={best_mb})"
-            if num_then == 1:
-                text = f"With one bucket in place of {num_now} (bucket_mb={best_mb})"
+            count = "one bucket" if num_then == 1 else f"{num_then} buckets"
+            text = f"With {count} in place of {num_now} (bucket_mb={best_mb})"
             yield self._advice(text, {"bucket_mb": float(best_mb)}, without_s)
 
-    def _less_often(self, name: str, what: Bound) -> Iterator[Advice]:
-        """Yield a larger interval between validations or checkpoints: the present one doubled until they take
-        at most a tenth of the time.
+    def _less_often(self, name: str, cause: Bound) -> Iterator[Advice]:
+        """Yield a larger interval between validations or checkpoints: the present interval, doubled until
+        they take at most a tenth of the time.
 
         Args:
             name: the setting, 'val_every' or 'checkpoint_every'.
-            what: the cause, by its name in the breakdown.
+            cause: 'validation' or 'checkpoints'.
         """
         every = self._settings.get(name) or 0
         if not every:
             return
-        step_s, seconds = self._breakdown.step_s, self._breakdown.causes_s[what]
+        step_s, seconds = self._breakdown.step_s, self._breakdown.causes_s[cause]
         factor = 1
-        while seconds / factor > _ENOUGH * (step_s - seconds + seconds / factor):
+        while seconds / factor > _MAX_SHARE * (step_s - seconds + seconds / factor):
             factor *= 2
-        without_s = step_s - seconds + seconds / factor
+        changed_s = step_s - seconds + seconds / factor
         yield self._advice(
-            f"With {name}={every * factor} in place of {every}", {name: every * factor}, without_s
+            f"With {name}={every * factor} in place of {every}", {name: every * factor}, changed_s
         )
 
     def _advice(self, condition: str, settings: Mapping[str, Any], step_s: float) -> Advice:
-        """Build one piece of advice with a sentence about the time of a step and the samples per second.
+        """Build advice with a sentence on the time of a step and the samples per second after the change.
 
         Args:
             condition: the change, as the beginning of the sentence.

@@ -30,10 +30,12 @@ Bound = Literal[
     "other",
 ]
 
-_WORTH_NAMING = 0.1
-"""The share of the time from which on something is worth changing."""
-_WORTH_SAYING = 0.02
-"""The share of the time from which on something is named."""
+_WORTH_CHANGING = 0.1
+"""The smallest share of the time that makes a cause worth changing."""
+_WORTH_LISTING = 0.02
+"""The smallest share of the time that makes an activity worth listing."""
+_LEAST_HIDDEN_SHARE = 0.01
+"""The smallest share of the time that makes hidden communication worth a sentence."""
 
 _BOUNDS: Mapping[Bound, str] = {
     "data": "Data bound this run",
@@ -54,14 +56,12 @@ _NAMES: Mapping[Bound, str] = {
     "checkpoints": "checkpoints",
     "cores": "the cores",
 }
-
-
-_SPENT_ON: Mapping[Bound, str] = {
+_ACTIVITY_OF_CAUSE: Mapping[Bound, str] = {
     "statistics": "BatchNorm's statistics",
     "imbalance": "waiting for one another",
 }
-"""What the time is spent on that a cause adds, where it has another name than the cause."""
-_LEAST_HIDDEN_SHARE = 0.01
+"""The activity of `TimeBreakdown.spent_s` that belongs to a cause, for causes with another name than their
+activity."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Observed:
     """The times that the ranks recorded of a run, with the settings and the link."""
 
     steps: Sequence[StepParts]
-    """The steps that count, of all ranks."""
+    """The steps to explain, of all ranks."""
     between_s: Mapping[str, float]
-    """The mean time between two steps by activity: 'validation', 'checkpoints', 'other'."""
+    """The mean time between two steps in seconds, by activity: 'validation', 'checkpoints', 'other'."""
     samples_per_step: int
     settings: Mapping[str, Any]
     """The run's settings by name."""
@@ -79,9 +79,9 @@ class Observed:
     """The exchange of gradients over the run's link; None where the link is not known, or no buckets were
     recorded."""
     cores_each: float = 0.0
-    """The cores that a CPU rank used on average."""
+    """The number of cores that a CPU rank used on average."""
     coreless_share: float = 0.0
-    """The share of the time for which a CPU rank was ready to compute and had no core, on average."""
+    """The mean share of the time for which a CPU rank was ready to compute but had no core."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Advice:
     settings: Mapping[str, Any]
     """The settings to change, by name; empty where the cause is not one of the run's settings."""
     step_s: float
-    """The time of a step after the change, with the time between steps, for as many samples as now."""
+    """The time of a step after the change, with the time between steps, for the same number of samples."""
     relative: float
     """The samples per second after the change, divided by those of now."""
 
@@ -104,13 +104,12 @@ class Explanation:
     bound: Bound
     """The largest part of the time."""
     change_first: Bound | None
-    """The largest part that a change can make smaller, if it takes at least a tenth of the time."""
+    """The largest part that a change can make smaller; None if no such part takes a tenth of the time."""
     sentences: Sequence[str]
     step_s: float
-    """The mean time of a step, with the time between steps."""
+    """The mean time of a step in seconds, with the time between steps."""
     spent_s: Mapping[str, float]
-    """The part of it that each activity takes: 'computation', 'data', 'validation', 'checkpoints' and so
-    on."""
+    """The seconds of `step_s` by activity: 'computation', 'data', 'validation', 'checkpoints' and so on."""
     advice: Sequence[Advice] = field(default=())
     """The changes, the most useful first; empty where nothing would help."""
 
@@ -127,11 +126,11 @@ class Lagging:
 
     rank: int
     share: float
-    """Of the steps in which it is last."""
+    """The share of the steps in which this rank is last."""
     seconds: float
-    """By how much a step would be shorter if it were as fast as the others."""
+    """The time by which a step would be shorter if this rank were as fast as the others."""
     data_s: float
-    """By how much longer it waits for its data than the others."""
+    """The time by which this rank waits longer for its data than the others."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,13 @@ class TimeBreakdown:
 
     observed: Observed
     parts: Mapping[str, float]
-    """The mean parts of a step over the ranks."""
+    """The parts of a step in seconds, mean over the ranks (`step_parts.middle_half`)."""
     spent_s: Mapping[str, float]
-    """Seconds by what they were spent on. They add up to a step and the time to the next one."""
+    """Seconds by activity. They add up to a step and the time until the next one."""
     causes_s: Mapping[Bound, float]
-    """Seconds by which a step would be shorter without each cause. Causes may overlap."""
+    """The seconds by which a step would be shorter without each cause. Causes may overlap."""
     lagging: Lagging | None
-    """The slowest rank, if it is always the same."""
+    """The slowest rank; None if the ranks take turns at being the slowest."""
 
     @property
     def step_s(self) -> float:
@@ -158,21 +157,21 @@ class TimeBreakdown:
 
     def bound(self) -> Bound:
         """Return the largest part of the time."""
-        # The time without a core lies within the other parts.
+        # The time without a core is already contained in the other parts.
         parts = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "cores"}
         if self.lagging is None:
             parts["imbalance"] = self.spent_s["waiting for one another"]
         return max(parts, key=parts.__getitem__)
 
     def change_first(self) -> Bound | None:
-        """Return the largest part that a change can make smaller; None where none takes a tenth of the
+        """Return the largest part that a change can make smaller; None if no such part takes a tenth of the
         time."""
-        causes: dict[Bound, float] = {
-            cause: seconds
+        causes = [
+            cause
             for cause, seconds in self.causes_s.items()
-            if cause not in ("computation", "other") and seconds >= _WORTH_NAMING * self.step_s
-        }
-        return max(causes, key=lambda cause: causes[cause], default=None)
+            if cause not in ("computation", "other") and seconds >= _WORTH_CHANGING * self.step_s
+        ]
+        return max(causes, key=self.causes_s.__getitem__, default=None)
 
     def sentences(self) -> Iterator[str]:
         """Yield the largest part of a step (its bound), the largest part that a change can make smaller, the
@@ -183,11 +182,12 @@ class TimeBreakdown:
         else:
             yield f"{_BOUNDS[bound]}: {self._describe(bound)}."
         if first is not None and first != bound:
-            about = self._describe(first)
-            yield f"Change this first: {_NAMES[first]}. {about[0].upper()}{about[1:]}."
-        if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
+            clause = self._describe(first)
+            yield f"Change this first: {_NAMES[first]}. {clause[0].upper()}{clause[1:]}."
+        if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_CHANGING * self.step_s:
             yield f"All of these times are longer than they need be: {self._describe('cores')}."
-        if rest := self._list_parts_except({_SPENT_ON.get(c, c) for c in (bound, first) if c is not None}):
+        named = {_ACTIVITY_OF_CAUSE.get(cause, cause) for cause in (bound, first) if cause is not None}
+        if rest := self._list_other_activities(named):
             mean = ", on average over the ranks" if len(self.ranks) > 1 else ""
             yield f"Of the {in_ms(self.step_s)} of a step{mean}: {rest}."
         hidden_s = self.parts.get("hidden_s", 0.0)
@@ -196,32 +196,34 @@ class TimeBreakdown:
         if first is None:
             yield "Nothing that a change can make smaller takes a tenth of the time, so that there is nothing to change first."
 
-    def _list_parts_except(self, named: Collection[str]) -> str:
-        """List the other parts of a step with their times, the largest first; small ones are left out."""
-        parts = {name: seconds for name, seconds in self.spent_s.items() if seconds and name not in named}
-        ordered = sorted(parts, key=lambda name: -parts[name])
-        ordered = [n for n in ordered if parts[n] >= _WORTH_SAYING * self.step_s] or ordered[:1]
-        return ", ".join(f"{name} {in_ms(parts[name])} ({parts[name] / self.step_s:.0%})" for name in ordered)
+    def _list_other_activities(self, named: Collection[str]) -> str:
+        """Return the activities that the sentences have not yet named, with their times, the largest first.
+        Short ones are left out."""
+        parts = [(name, seconds) for name, seconds in self.spent_s.items() if seconds and name not in named]
+        parts.sort(key=lambda part: -part[1])
+        listed = [part for part in parts if part[1] >= _WORTH_LISTING * self.step_s] or parts[:1]
+        return ", ".join(f"{name} {in_ms(seconds)} ({seconds / self.step_s:.0%})" for name, seconds in listed)
 
     def _share(self, cause: Bound) -> str:
+        """Return the time of a cause and its share of a step, such as '12 ms of a step, 34%'."""
         seconds = self.causes_s[cause]
         return f"{in_ms(seconds)} of a step, {seconds / self.step_s:.0%}"
 
     def _describe(self, cause: Bound) -> str:
-        """Return a clause about a part of the time, with its numbers."""
-        share = self._share(cause)
+        """Return a clause about the time that a cause adds to a step, with its numbers."""
+        share, time = self._share(cause), in_ms(self.causes_s[cause])
+        percent = f"{self.causes_s[cause] / self.step_s:.0%}"
         match cause:
             case "data":
-                of_time = f"{self.causes_s[cause] / self.step_s:.0%} of its time"
-                return f"{self._name_waiting_rank()} {in_ms(self.causes_s[cause])} for them, {of_time}"
+                return f"{self._name_waiting_rank()} {time} for them, {percent} of its time"
             case "communication":
-                return f"{share}, is an exchange of gradients that the backward pass does not hide{self._exchange_name()}"
+                return f"{share}, is an exchange of gradients that the backward pass does not hide{self._exchange_limit()}"
             case "statistics":
                 return f"{share}, is their exchange between the ranks, which no computation hides"
             case "imbalance":
                 return self._describe_imbalance()
             case "validation" | "checkpoints":
-                return f"{in_ms(self.causes_s[cause])} for each step, {self.causes_s[cause] / self.step_s:.0%} of the time"
+                return f"{time} for each step, {percent} of the time"
             case "cores":
                 ranks = "each rank" if len(self.ranks) > 1 else "the rank"
                 return (
@@ -237,7 +239,7 @@ class TimeBreakdown:
                 return f"{share}, which is what it is for"
 
     def _describe_imbalance(self) -> str:
-        """Return a clause about the ranks that wait for the slowest rank, or for one another in turn."""
+        """Return a clause about the ranks that wait for the slowest rank, or for changing ranks."""
         lagging = self.lagging
         if lagging is None:
             seconds = self.spent_s["waiting for one another"]
@@ -253,16 +255,16 @@ class TimeBreakdown:
         )
 
     def _name_waiting_rank(self) -> str:
-        """Return the subject of a sentence about waiting for data: the slow rank if data make it slow, else
-        the step."""
+        """Return the subject of a sentence about waiting for data: the slowest rank if it is slow because of
+        its data, else the step."""
         lagging = self.lagging
         if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
             return "a step waits"
         return f"rank {lagging.rank}, for which the others wait, itself waits in each step"
 
-    def _exchange_name(self) -> str:
-        """Return a sentence on whether latency or the link's rate takes most of the exchange; empty where the
-        link is not known."""
+    def _exchange_limit(self) -> str:
+        """Return a sentence on whether the link's latency or its rate takes most of the exchange; empty if
+        the link is not known."""
         exchange = self.observed.exchange
         if exchange is None:
             return ""
@@ -287,9 +289,9 @@ def break_down(observed: Observed) -> TimeBreakdown:
     lagging = _lagging(observed.steps, data_s)
     statistics_s = exchanged_s = parts.get(STATISTICS, 0.0)
     if statistics_s and lagging is not None:
-        # With a slow rank, the others' time in these exchanges is mostly waiting for it. Without one, ranks
-        # wait only because BatchNorm brings them together so often, and all of the time counts as exchange.
-        exchanged_s = min(statistics_s, _statistics_by_themselves_s(observed.steps))
+        # If one rank is slow, the others spend most of these exchanges waiting for it. If none is, ranks wait
+        # only because BatchNorm synchronises them so often, and all of the time counts as exchange.
+        exchanged_s = min(statistics_s, _pure_exchange_s(observed.steps))
     spent_s = {
         "computation": parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"],
         "data": parts["data_s"],
@@ -320,7 +322,7 @@ def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging
 
     Args:
         steps: the parts of all ranks' steps.
-        data_s: the mean time that each rank waits for its data.
+        data_s: the mean time that each rank waits for its data, by rank.
     """
     slowest = slowest_rank(steps)
     if slowest is None or len(data_s) < 2:
@@ -332,37 +334,38 @@ def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging
         rank, share, seconds = _last_for_statistics(steps)
     if share < MOSTLY or not seconds:
         return None
-    others_s = [own_s for other, own_s in data_s.items() if other != rank]
+    others_s = [wait_s for other, wait_s in data_s.items() if other != rank]
     return Lagging(rank, share, median(seconds) * share, data_s[rank] - mean(others_s))
 
 
 def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[float]]:
-    """Return the rank that waits least for statistics in most steps, the share of these steps, and how much
-    longer the others wait in each step."""
+    """Return the rank that comes last to the exchange of statistics in most steps, the share of these steps,
+    and for each step the seconds by which the others wait longer. The last rank is the one that waits
+    least."""
     by_step = _statistics_by_step(steps)
-    last = [min(of_ranks, key=lambda rank: of_ranks[rank]) for of_ranks in by_step.values()]
+    last = [min(waits_s, key=waits_s.__getitem__) for waits_s in by_step]
     rank = max(set(last), key=last.count)
     longer_s = [
-        mean(own_s - of_ranks[rank] for other, own_s in of_ranks.items() if other != rank)
-        for of_ranks in by_step.values()
+        mean(seconds - waits_s[rank] for other, seconds in waits_s.items() if other != rank)
+        for waits_s in by_step
     ]
     return rank, last.count(rank) / len(last), longer_s
 
 
-def _statistics_by_themselves_s(steps: Sequence[StepParts]) -> float:
+def _pure_exchange_s(steps: Sequence[StepParts]) -> float:
     """Estimate the time that the exchange of statistics takes once all ranks have joined it: the time that
     the last rank spends in it."""
-    return median(min(of_ranks.values()) for of_ranks in _statistics_by_step(steps).values())
+    return median(min(waits_s.values()) for waits_s in _statistics_by_step(steps))
 
 
-def _statistics_by_step(steps: Sequence[StepParts]) -> dict[int, dict[int, float]]:
-    """Return the time that each rank spends in exchanges of statistics, by step and rank."""
+def _statistics_by_step(steps: Sequence[StepParts]) -> list[dict[int, float]]:
+    """Return for each step the seconds that each rank spends in exchanges of statistics, by rank."""
     by_step: dict[int, dict[int, float]] = {}
     for step in steps:
         by_step.setdefault(step.step, {})[step.rank] = step.parts_s.get(STATISTICS, 0.0)
-    return by_step
+    return list(by_step.values())
 
 
 def in_ms(seconds: float) -> str:
-    """Return a time in milliseconds, or in seconds from one on."""
+    """Return a time as text: in milliseconds below one second, else in seconds."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

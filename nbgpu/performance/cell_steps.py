@@ -1,7 +1,8 @@
-"""The ranks' work in a cell, from the moments that each rank noted.
+"""The ranks' work in a cell, from the times that each rank recorded.
 
-A cell is like one long step: each rank computes until it waits in a collective. If all ranks waited in the
-same collective, and none had its result before the last one had come, it is known who waited for whom.
+A cell is treated as one long step: each rank computes until it waits in a collective. If all ranks waited in
+the same collective, and no rank had the result before the last one joined, it follows which rank the others
+waited for.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from nbgpu.performance.clocks import Clocks
 from nbgpu.performance.rank_steps import Blocked, Kind, RankStep, Span
 
 _OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""The operations that end on no rank before all have come."""
+"""The collectives that cannot end on any rank before all ranks have joined."""
 _KINDS: dict[str, Kind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A rank had nothing to compute until a collective had ended."""
+    """An interval in which a rank had nothing to compute until a collective ended."""
 
     key: str
-    """The same on all ranks that took part in it; empty if the collective did not end well, or if it may end
-    on one rank before another one has come."""
+    """Identifies the collective on all ranks that took part in it; empty if the collective failed, or if it
+    may end on one rank before another one has joined."""
     came_s: float
+    """When the rank called the collective."""
     begin_s: float
     end_s: float
     name: str
+    """The operation, such as 'all_reduce'."""
 
 
 def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks) -> list[RankStep]:
@@ -36,10 +39,11 @@ def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: C
 
     Args:
         number: the number of the cell.
-        notes: the moments that each rank noted, by rank (`nbgpu.engine.scaling.cell_timeline`).
-        clocks: bring the ranks' clocks together.
+        notes: the times that each rank recorded, by rank (`nbgpu.engine.scaling.cell_timeline`).
+        clocks: convert the ranks' clocks to that of rank 0.
     """
-    # Ranks keep a limited number of notes. The time from which some rank has none is left out for all ranks.
+    # Ranks keep a limited number of records. The time for which some rank has dropped its records is left out
+    # for all ranks.
     begun_s = max(_kept_from_s(rank, note, clocks) for rank, note in notes.items())
     ranks = [_Rank(rank, note, clocks, begun_s) for rank, note in sorted(notes.items())]
     common = _common(ranks, clocks.error_s)
@@ -47,15 +51,14 @@ def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: C
 
 
 def num_forgotten(notes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return (the collectives that are kept, all that were called) of the rank that has dropped most
-    notes."""
+    """Return (recorded collectives, called collectives) of the rank that has dropped most records."""
     return max(
         ((len(note["collectives"]), note["num_collectives"]) for note in notes), key=lambda n: n[1] - n[0]
     )
 
 
 def _kept_from_s(rank: int, note: Mapping[str, Any], clocks: Clocks) -> float:
-    """Return the moment from which a rank has kept all notes, by the clock of rank 0."""
+    """Return the time since when a rank's records are complete, by the clock of rank 0."""
     first_s = []
     if note["num_marks"] > len(note["marks"]):
         first_s.append(note["marks"][0][1])
@@ -68,18 +71,18 @@ class _Rank:
     """One rank's part of the cell, by the clock of rank 0."""
 
     def __init__(self, rank: int, note: Mapping[str, Any], clocks: Clocks, begun_s: float) -> None:
-        """Convert a rank's notes to spans and waits by the clock of rank 0.
+        """Convert a rank's records to spans and waits by the clock of rank 0.
 
         Args:
             rank: the rank.
-            note: of `cell_timeline`. `marks` are (part, the moment at which it began). Of the `collectives`
-                `came_s` is the call, `since_s` and `until_s` the wait for it in Python, None if there was
-                none, and `arrived_s` the moment at which the result was there, None if that is not known.
-            clocks: bring the ranks' clocks together.
-            begun_s: the moment before which notes are left out.
+            note: the records of `cell_timeline`. `marks` are (part, when it began). Each of `collectives` has
+                `came_s`, the time of the call; `since_s` and `until_s`, the wait for it in Python code, None
+                if there was none; and `arrived_s`, when the result was available, None if not known.
+            clocks: convert the ranks' clocks to that of rank 0.
+            begun_s: records before this time are left out.
         """
         self.rank = rank
-        # One shift for the whole cell: a cell is too short for the clocks to drift apart.
+        # One shift serves the whole cell, which is too short for the clocks to drift apart.
         shift_s = clocks.of_rank_0(rank, note["ended_s"]) - note["ended_s"]
         ended_s = note["ended_s"] + shift_s
         marks = [(part, max(begun_s, at_s + shift_s)) for part, at_s in note["marks"]]
@@ -88,10 +91,11 @@ class _Rank:
             Span(_KINDS.get(part, "other"), rank, begin_s, max(begin_s, end_s))
             for (part, begin_s), end_s in zip(marks, ends_s, strict=True)
         ]
-        """What the rank did, without gaps."""
+        """The activities of the rank, without gaps."""
         self.sent: list[Span] = []
-        """Collectives, from the call to the result."""
+        """The collectives, from the call to the result."""
         self.waits: list[_Wait] = []
+        # DDP's buckets: the record of the collective, its call, and when its result arrived.
         buckets: list[tuple[Mapping[str, Any], float, float]] = []
         for noted in note["collectives"]:
             came_s = noted["came_s"] + shift_s
@@ -102,7 +106,8 @@ class _Rank:
             )
             arrived_s = noted["arrived_s"]
             arrived_s = until_s if arrived_s is None else arrived_s + shift_s
-            # A collective that Python code did not wait for, begun in the backward pass, is a bucket of DDP.
+            # A collective that was called in the backward pass, and that Python code did not wait for, is a
+            # bucket of DDP.
             is_backward = any(s.kind == "backward" and s.begin_s <= came_s < s.end_s for s in self.parts)
             if since_s is not None:
                 key = noted["key"] if until_s is not None and not noted["has_failed"] else ""
@@ -118,15 +123,16 @@ class _Rank:
         self.waits.sort(key=lambda wait: wait.begin_s)
 
     def _wait(self, noted: Mapping[str, Any], key: str, came_s: float, begin_s: float, end_s: float) -> None:
+        """Add a wait. Its key is dropped for an operation that may end before all ranks have joined."""
         is_of_all = noted["operation"] in _OF_ALL
         self.waits.append(_Wait(key if is_of_all else "", came_s, begin_s, end_s, noted["operation"]))
 
     def _wait_in_backward(self, begun: Sequence[tuple[Mapping[str, Any], float, float]]) -> None:
-        """Add the waits for DDP's buckets, which happen in C++ at the end of the backward pass and are not
-        noted by Python code.
+        """Add the waits for DDP's buckets, which happen in C++ at the end of the backward pass, where Python
+        code cannot record them.
 
         Args:
-            begun: the collectives begun in a backward pass, as (note, moment of the call, moment of arrival).
+            begun: the collectives that were called in a backward pass, as (record, call, arrival).
         """
         for index, part in enumerate(self.parts):
             collectives = [c for c in begun if part.begin_s <= c[1] < part.end_s]
@@ -136,14 +142,15 @@ class _Rank:
             end_s = min(part.end_s, max(arrived_s for _, _, arrived_s in collectives))
             has_arrived = all(c["arrived_s"] is not None for c, _, _ in collectives)
             self._wait(noted, noted["key"] if has_arrived else "", came_s, came_s, max(came_s, end_s))
-            # The rest of the backward pass comes after the exchange, and computes no gradients.
+            # After the exchange, the rest of the backward pass computes no gradients.
             self.parts[index : index + 1] = [
                 Span(part.kind, self.rank, part.begin_s, end_s),
                 Span("other", self.rank, end_s, part.end_s),
             ]
 
     def step(self, number: int, common: Sequence[str]) -> RankStep:
-        """Return this rank's step, cut into spans of work, waits of its own, and waits that all ranks shared.
+        """Return this rank's step: spans of work and of waits that not all ranks shared, and the shared
+        waits.
 
         Args:
             number: the number of the cell.
@@ -164,7 +171,7 @@ class _Rank:
             if rest and rest[0].begin_s < wait.end_s:
                 rest[0] = Span(rest[0].kind, self.rank, wait.end_s, rest[0].end_s)
         work += rest
-        # The last moment of the cell, so that there is one if the cell did nothing.
+        # A cell that did nothing still has its last part, of length 0.
         work = [span for span in work if span.end_s > span.begin_s] or self.parts[-1:]
         blocked = tuple(Blocked(w.begin_s, w.end_s, w.came_s) for w in self.waits if w.key in shared)
         return RankStep(number, self.rank, tuple(work), tuple(self.sent), blocked)
@@ -172,7 +179,7 @@ class _Rank:
 
 def _common(ranks: Sequence[_Rank], error_s: float) -> list[str]:
     """Return the keys of the collectives in which all ranks waited in the same order, and whose result no
-    rank had before the last one had come."""
+    rank had before the last rank had joined. Times are compared up to the error of the clocks."""
     waits = [{wait.key: wait for wait in rank.waits if wait.key} for rank in ranks]
     shared = set.intersection(*(set(by_key) for by_key in waits))
     orders = [[key for key in by_key if key in shared] for by_key in waits]

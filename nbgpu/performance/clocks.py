@@ -14,17 +14,18 @@ class ClockComparison:
     """The offsets between the clocks of the ranks at one moment."""
 
     at_s: float
-    """By the clock of rank 0."""
+    """The time of the comparison, by the clock of rank 0."""
     offsets_s: Sequence[float]
-    """The seconds to add to each rank's clock to get the clock of rank 0."""
+    """By rank, the seconds to add to its clock to get the clock of rank 0."""
     errors_s: Sequence[float]
-    """The largest error of each offset; 0 for a rank that reads the clock of rank 0 itself."""
+    """By rank, the largest error of the offset; 0 for a rank that reads the clock of rank 0 itself."""
 
 
 class Clocks:
-    """Brings moments of all ranks to the clock of rank 0.
+    """Converts times of all ranks' clocks to the clock of rank 0.
 
-    Between two comparisons the offsets change evenly, because quartzes differ in their rate.
+    Between two comparisons the offsets are interpolated linearly, because quartz clocks run at constant but
+    different rates.
 
     Args:
         comparisons: in any order; empty if all ranks read one clock.
@@ -44,8 +45,7 @@ class Clocks:
         )
 
     def of_rank_0(self, rank: int, at_s: float) -> float:
-        """Convert a moment of a rank's clock to the clock of rank 0, with offsets interpolated between
-        comparisons."""
+        """Convert a time of a rank's clock to the clock of rank 0."""
         comparisons = self._comparisons
         if not comparisons:
             return at_s

@@ -18,8 +18,11 @@ from statistics import median, quantiles
 
 _NUM_RESAMPLES = 1000
 _SEED = 0
-_PERCENTILES = 40
-"""The first and the last of so many parts leave 95 % between them."""
+_QUANTILES = 40
+"""Between the first and the last cut of 40 equal parts lie 95 % of the values."""
+
+Interval = tuple[float, float]
+"""The two ends between which 95 % of resampled values lie."""
 
 Seconds = Mapping[int, Sequence[float]]
 """By number of ranks, the time of the work in each repeat. A number of ranks without times is left out."""
@@ -30,7 +33,7 @@ class Estimate:
     """A value with its 95 % interval."""
 
     value: float
-    between: tuple[float, float]
+    between: Interval
 
     def __str__(self) -> str:
         return f"{self.value:.3g} ({self.between[0]:.3g} to {self.between[1]:.3g})"
@@ -44,37 +47,39 @@ class Law:
     serial_fraction: Estimate
     largest_ranks: int
     """The largest number of ranks that was measured. Beyond it the law is a guess."""
-    _of: Callable[[int, float], float]
+    _function: Callable[[int, float], float]
+    """Computes the speed-up from the number of ranks and the serial fraction."""
 
     def speedup(self, ranks: int) -> Estimate:
         """Return the speed-up by the law, with the interval that follows from that of the serial fraction."""
         low, high = self.serial_fraction.between
         # More serial work means less speed-up.
-        between = self._of(ranks, high), self._of(ranks, low)
-        return Estimate(self._of(ranks, self.serial_fraction.value), between)
+        between = self._function(ranks, high), self._function(ranks, low)
+        return Estimate(self._function(ranks, self.serial_fraction.value), between)
 
 
 def amdahl(ranks: int, serial_fraction: float) -> float:
-    """Amdahl's speed-up of a fixed amount of work with a serial fraction."""
+    """Return Amdahl's speed-up of a fixed amount of work with a serial fraction."""
     return 1 / (serial_fraction + (1 - serial_fraction) / ranks)
 
 
 def gustafson(ranks: int, serial_fraction: float) -> float:
-    """Gustafson's speed-up of work that grows with the ranks; the fraction is of the time on those ranks."""
+    """Return Gustafson's speed-up of work that grows with the number of ranks. The serial fraction is that of
+    the time on `ranks` ranks."""
     return ranks - serial_fraction * (ranks - 1)
 
 
 def karp_flatt(ranks: int, speedup: float) -> float:
-    """The experimentally determined serial fraction, of 2 ranks or more.
+    """Return the experimentally determined serial fraction for 2 ranks or more.
 
-    Where it grows with the ranks, not serial work but an overhead of each rank holds the speed-up back, such
-    as communication. It is negative where the speed-up is greater than the number of ranks.
+    If the fraction grows with the number of ranks, the speed-up is limited by an overhead of each rank, such
+    as communication, and not by serial work. It is negative if the speed-up exceeds the number of ranks.
     """
     return (1 / speedup - 1 / ranks) / (1 - 1 / ranks)
 
 
 def speedups(seconds: Seconds, is_weak: bool = False) -> dict[int, Estimate]:
-    """Return the speed-ups over one rank; for weak scaling those of the work that has grown with the ranks.
+    """Return the speed-up over one rank by number of ranks; for weak scaling, of work that grows with them.
 
     Raises:
         ValueError: the time of one rank is missing, or a time is not above 0.
@@ -187,7 +192,7 @@ def _estimated(
     }
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> Interval:
     """Return the ends between which 95 % of resampled values lie."""
-    cuts = quantiles(values, n=_PERCENTILES, method="inclusive")
+    cuts = quantiles(values, n=_QUANTILES, method="inclusive")
     return cuts[0], cuts[-1]

@@ -16,28 +16,28 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from nbgpu.performance.laws import interval
+from nbgpu.performance.laws import Interval, interval
 from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 _NUM_RESAMPLES = 300
 _SEED = 0
 _LARGE_BYTES = 2**20
 _DRIFT = 1.1
+"""A second pass slower or faster by more than this factor is worth a remark."""
 _ITEM_BYTES = 4
-
-Interval = tuple[float, float]
-"""95 % of the medians of resampled rounds lie between the two."""
+"""The bytes of a float32."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One operation with tensors of one size."""
+    """The times of one operation with tensors of one size."""
 
     operation: str
     ranks: tuple[int, ...]
@@ -48,23 +48,22 @@ class Timed:
     least_s: float
     median_s: float
     between_s: Interval
-    """The interval of the median."""
+    """The interval of the median, in seconds."""
     drift: float
-    """The median of the second pass over the sizes by that of the first."""
+    """The median of the second pass over the sizes, divided by that of the first."""
     num_samples: int
     num_wrong: int
     """Elements with a wrong value."""
 
     @property
     def algorithm_bytes_per_s(self) -> float:
-        """The bytes of the tensor, or of both tensors, by the median time."""
-        # num_bytes is the size of one of the two tensors, and the link carries both.
+        """The bytes of the tensor, or of both tensors, divided by the median time."""
         num_tensors = 2 if self.operation == "two all_reduce at once" else 1
         return num_tensors * self.num_bytes / self.median_s
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """The rate that each link carries meanwhile."""
+        """The bytes per second that each link carries during the operation."""
         return self.algorithm_bytes_per_s * bus_factor(self.operation, len(self.ranks))
 
 
@@ -79,7 +78,7 @@ class Line:
     ranks: tuple[int, ...]
     latency_s: float
     bytes_per_s: float
-    """The algorithm bandwidth of an endless tensor."""
+    """The algorithm bandwidth of an infinitely large tensor."""
     latency_between_s: Interval
     bytes_per_s_between: Interval
     worst_error: float
@@ -109,86 +108,55 @@ class Links:
         self.lines: dict[tuple[str, tuple[int, ...]], Line] = {}
         """By operation and ranks."""
         self.lacking: dict[str, str] = {}
-        """Operations that the backend lacks, and what it said."""
-        for of_ranks in zip(*measured, strict=True):
-            self._take(of_ranks)
+        """The backend's error message for each operation that it lacks."""
+        for timings in zip(*measured, strict=True):
+            self._add(timings)
 
-    def _take(self, of_ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Add the times and the fitted line of one operation, from the measurement of each rank.
+    def _add(self, timings: Sequence[Mapping[str, Any]]) -> None:
+        """Add the times and the fitted line of one operation.
 
         Args:
-            of_ranks: the same operation as each rank measured it: `seconds` by pass, round and size.
+            timings: the operation as each rank timed it; `seconds` is by pass, round and size.
         """
-        first = of_ranks[0]
-        operation = str(first["operation"])
-        ranks = tuple(first["ranks"]) or tuple(range(len(self.devices)))
-        if reason := next((str(timing["why"]) for timing in of_ranks if timing["why"]), ""):
+        import numpy as np
+
+        operation = str(timings[0]["operation"])
+        ranks = tuple(timings[0]["ranks"]) or tuple(range(len(self.devices)))
+        if reason := next((str(timing["why"]) for timing in timings if timing["why"]), ""):
             self.lacking[operation] = reason
             return
-        # A message there and back is timed on one clock; each way takes half of it.
-        messages = 2 if operation == "there and back" else 1
-        sizes = [int(size) for size in first["sizes_bytes"]]
-        passes = [
-            [
-                # The operation is over when the last rank has its result.
-                [max(seconds) / messages for seconds in zip(*of_round, strict=True)]
-                for of_round in zip(*of_pass, strict=True)
-            ]
-            for of_pass in zip(*(timing["seconds"] for timing in of_ranks), strict=True)
-        ]
-        rounds = [one_round for one_pass in passes for one_round in one_pass]
-        resampled = list(_resampled(rounds))
-        medians = [median(column) for column in zip(*rounds, strict=True)]
-        by_size = list(zip(*resampled, strict=True))
-        for index, (num_bytes, seconds) in enumerate(zip(sizes, zip(*rounds, strict=True), strict=True)):
-            before, after = (median(one_round[index] for one_round in one_pass) for one_pass in passes)
+        # The operation is over when the last rank has its result. Shape of a pass: (rounds, sizes).
+        passes = [np.max(by_rank, axis=0) for by_rank in zip(*(t["seconds"] for t in timings), strict=True)]
+        if operation == "there and back":
+            # A message there and back is timed on one clock; each way takes half of it.
+            operation, passes = "send", [one_pass / 2 for one_pass in passes]
+        sizes = [int(size) for size in timings[0]["sizes_bytes"]]
+        rounds = np.concatenate(passes)
+        medians = np.median(rounds, axis=0).tolist()
+        resampled = _resampled_medians(rounds)
+        before_s, after_s = (np.median(one_pass, axis=0) for one_pass in passes)
+        for index, num_bytes in enumerate(sizes):
             self.timed.append(
                 Timed(
-                    operation="send" if messages == 2 else operation,
+                    operation=operation,
                     ranks=ranks,
                     num_bytes=num_bytes,
-                    least_s=min(seconds),
+                    least_s=float(rounds[:, index].min()),
                     median_s=medians[index],
-                    between_s=interval(by_size[index]),
-                    drift=after / before,
-                    num_samples=len(seconds),
-                    num_wrong=sum(int(timing["num_wrong"][index]) for timing in of_ranks),
+                    between_s=interval(resampled[:, index].tolist()),
+                    drift=float(after_s[index] / before_s[index]),
+                    num_samples=len(rounds),
+                    num_wrong=sum(int(timing["num_wrong"][index]) for timing in timings),
                 )
             )
-        line = self._line("send" if messages == 2 else operation, ranks, sizes, medians, resampled)
-        self.lines[line.operation, ranks] = line
-
-    @staticmethod
-    def _line(
-        operation: str,
-        ranks: tuple[int, ...],
-        sizes: Sequence[int],
-        medians: Sequence[float],
-        resampled: Sequence[Sequence[float]],
-    ) -> Line:
-        """Fit latency and rate to the median times, with intervals from the resampled rounds.
-
-        Args:
-            operation: the operation.
-            ranks: the ranks that took part.
-            sizes: the sizes in bytes.
-            medians: the median time of each size.
-            resampled: the medians of each resampling, by size.
-        """
         latency_s, bytes_per_s = fit(sizes, medians)
-        fits = [fit(sizes, seconds) for seconds in resampled]
+        latencies_s, rates = zip(*(fit(sizes, seconds) for seconds in resampled.tolist()), strict=True)
         errors = [
             abs((latency_s + size / bytes_per_s) / seconds - 1)
             for size, seconds in zip(sizes, medians, strict=True)
         ]
-        return Line(
-            operation,
-            ranks,
-            latency_s,
-            bytes_per_s,
-            interval([latency for latency, _ in fits]),
-            interval([rate for _, rate in fits]),
-            max(errors),
+        self.lines[operation, ranks] = Line(
+            operation, ranks, latency_s, bytes_per_s, interval(latencies_s), interval(rates), max(errors)
         )
 
     def of(self, operation: str, ranks: Sequence[int] = ()) -> Line:
@@ -205,10 +173,8 @@ class Links:
 
     @property
     def gain_of_two_at_once(self) -> float:
-        """The factor by which the bytes of two large all_reduces travel faster at once than one by one; 1 for
-        no gain.
-
-        Their latencies pass at the same time anyway, and are not counted.
+        """The factor by which the bytes of two large all_reduces travel faster at the same time than one
+        after the other; 1 for no gain. Their latencies, which overlap anyway, are not counted.
 
         Raises:
             KeyError: the backend lacks one of them.
@@ -218,11 +184,10 @@ class Links:
         sizes = sorted(alone.keys() & at_once.keys())
         if not sizes:
             raise KeyError("two all_reduce at once")
-        # Over a slow link only small tensors are measured: take the largest.
+        # Over a slow link only small tensors are measured: take the largest of them.
         large = [size for size in sizes if size >= _LARGE_BYTES] or sizes[-1:]
         latency_s = self.of("all_reduce").latency_s
-        # Latencies overlap anyway, so they are taken off. Two at once cannot take less than half of the time
-        # of one.
+        # Noise may make two at once faster than possible: they take at least half of the time of one.
         gains = [
             2 * max(0.0, alone[size] - latency_s) / max(at_once[size] - latency_s, alone[size] / 2)
             for size in large
@@ -267,7 +232,7 @@ class Links:
         rows = [(*heading, "wrong", "drift")]
         rows += [
             (
-                _named(t.operation, t.ranks, num_devices),
+                _describe_operation(t.operation, t.ranks, num_devices),
                 in_words(t.num_bytes),
                 str(t.num_bytes // _ITEM_BYTES),
                 f"{1e6 * t.least_s:.1f}",
@@ -289,13 +254,12 @@ class Links:
         for line in self.lines.values():
             if line.operation != "two all_reduce at once":
                 yield _format_line(line, num_devices)
-        if "two all_reduce at once" in {line.operation for line in self.lines.values()}:
-            # On a busy host there may have been no time to measure one size in both ways.
-            with suppress(KeyError):
-                gain = self.gain_of_two_at_once
-                yield f"two large all_reduce at once: x{gain:.2f} as fast as one after the other"
-        for operation, why in self.lacking.items():
-            yield f"{operation}: {self.backend} lacks it ({why})"
+        # The backend may lack it, and on a busy host there may have been no time for one size in both ways.
+        with suppress(KeyError):
+            gain = self.gain_of_two_at_once
+            yield f"two large all_reduce at once: x{gain:.2f} as fast as one after the other"
+        for operation, reason in self.lacking.items():
+            yield f"{operation}: {self.backend} lacks it ({reason})"
 
 
 def bus_factor(operation: str, world_size: int) -> float:
@@ -320,41 +284,49 @@ def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     Returns:
         The latency in seconds, 0 at least, and the rate in bytes per second.
     """
-    weights = [1 / s**2 for s in seconds]
-    total = sum(weights)
-    mean_bytes = sum(w * b for w, b in zip(weights, sizes_bytes, strict=True)) / total
-    mean_s = sum(w * s for w, s in zip(weights, seconds, strict=True)) / total
-    covariance = sum(
-        w * (b - mean_bytes) * (s - mean_s) for w, b, s in zip(weights, sizes_bytes, seconds, strict=True)
-    )
-    variance = sum(w * (b - mean_bytes) ** 2 for w, b in zip(weights, sizes_bytes, strict=True))
-    latency_s = mean_s - covariance / variance * mean_bytes
-    if covariance > 0 and latency_s >= 0:
-        return latency_s, variance / covariance
+    import numpy as np
+
+    # The weights 1 / seconds make the errors relative ones.
+    seconds_per_byte, latency_s = np.polyfit(sizes_bytes, seconds, 1, w=1 / np.asarray(seconds))
+    if seconds_per_byte > 0 and latency_s >= 0:
+        return float(latency_s), float(1 / seconds_per_byte)
     # The best line has a negative latency or rate: take the best line through the origin.
-    by_bytes = sum(w * b * s for w, b, s in zip(weights, sizes_bytes, seconds, strict=True))
-    return 0.0, sum(w * b**2 for w, b in zip(weights, sizes_bytes, strict=True)) / by_bytes
+    scaled = np.asarray(sizes_bytes) / np.asarray(seconds)
+    return 0.0, float(scaled @ scaled / scaled.sum())
 
 
-def _resampled(rounds: Sequence[Sequence[float]]) -> Iterator[list[float]]:
-    """Yield the medians by size of rounds drawn with replacement. A round is drawn as a whole, because other
-    work on the machine slows neighbouring messages together."""
+def _resampled_medians(
+    rounds: np.ndarray[Any, np.dtype[np.float64]],
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the medians of rounds drawn with replacement. A round is drawn as a whole, because other work on
+    the machine slows neighbouring messages together.
+
+    Args:
+        rounds: seconds, (rounds, sizes).
+
+    Returns:
+        Seconds, (resamples, sizes).
+    """
+    import numpy as np
+
     draw = random.Random(_SEED)
-    for _ in range(_NUM_RESAMPLES):
-        chosen = draw.choices(rounds, k=len(rounds))
-        yield [median(column) for column in zip(*chosen, strict=True)]
+    indices = [draw.choices(range(len(rounds)), k=len(rounds)) for _ in range(_NUM_RESAMPLES)]
+    medians: np.ndarray[Any, np.dtype[np.float64]] = np.median(rounds[indices], axis=1)
+    return medians
 
 
-def _named(operation: str, ranks: Sequence[int], world_size: int) -> str:
+def _describe_operation(operation: str, ranks: Sequence[int], world_size: int) -> str:
+    """Return the name of an operation in the table; messages between two of several ranks name the ranks."""
     if operation == "send":
         return f"send {ranks[0]} to {ranks[1]} and back, one way" if world_size > 2 else "send, one way"
     return operation
 
 
 def _format_line(line: Line, world_size: int) -> str:
+    """Return a fitted line as text: latency in us and rate in GB/s, with their intervals."""
     latencies = f"{1e6 * line.latency_between_s[0]:.0f} to {1e6 * line.latency_between_s[1]:.0f}"
     rates = f"{line.bytes_per_s_between[0] / 1e9:.2f} to {line.bytes_per_s_between[1] / 1e9:.2f}"
     return (
-        f"{_named(line.operation, line.ranks, world_size)}: {1e6 * line.latency_s:.0f} us ({latencies}) + bytes / "
+        f"{_describe_operation(line.operation, line.ranks, world_size)}: {1e6 * line.latency_s:.0f} us ({latencies}) + bytes / "
         f"{line.bytes_per_s / 1e9:.2f} GB/s ({rates}); off by at most {100 * line.worst_error:.0f} %"
     )

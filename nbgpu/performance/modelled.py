@@ -12,53 +12,62 @@ from nbgpu.performance.costs import MAX_RANKS, Costs, End
 from nbgpu.performance.laws import Estimate, Law
 from nbgpu.performance.schedule import Bucket, Exchange, ShardedBlock, play, play_sharded
 from nbgpu.text.html import shown_as_html
-from nbgpu.text.palette import RANK_COLORS
+from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_HALVINGS = 20
+_BISECTION_STEPS = 20
 _LARGEST_FACTOR = 1024.0
 
-
-_MODEL, _LAW = RANK_COLORS[:2]
-_GREY = "#7b7b7b"
+_MODEL_COLOR, _LAW_COLOR = RANK_COLORS[:2]
 _GRID = "rgba(128, 128, 128, 0.25)"
-_BAND = 0.15
+_BAND_OPACITY = 0.15
 _ABOVE_PX, _PLOT_PX = 40, 340
 _AXIS_PX = 60
-"""The room that the numbers and the name of the x axis take."""
+"""The height of the x axis's numbers and title."""
 _LEGEND_LINE_PX = 19
 
 
 @dataclass(frozen=True)
 class ModelledStep:
-    """A step of a number of ranks, each with the batch that was measured."""
+    """The modelled time of a step for a number of ranks. Every rank has the batch size that was measured."""
 
     ranks: int
     step_s: float
     between_s: tuple[float, float]
-    """The step with the favourable ends of what is known of the links, and with the unfavourable ones."""
+    """The step time with the fastest and with the slowest links that the measurement allows."""
     exchange: Exchange | None
     """None for one rank, which exchanges nothing."""
     samples_per_s: float
     efficiency: float
-    """The samples per second of each rank by those of one rank alone."""
+    """Samples per second of each rank, divided by those of one rank alone."""
     is_beyond: bool
-    """Whether there are more ranks than were measured, or other links."""
+    """Whether this is an extrapolation: to more ranks than were measured, or to other links."""
+
+    @property
+    def speedup(self) -> float:
+        """Samples per second of all ranks, divided by those of one rank alone."""
+        return self.ranks * self.efficiency
+
+    @property
+    def speedup_between(self) -> tuple[float, float]:
+        """The interval of the speed-up, which follows from that of the step time."""
+        fastest_s, slowest_s = self.between_s
+        return self.speedup * self.step_s / slowest_s, self.speedup * self.step_s / fastest_s
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """The inputs of a model of a step: the ranks' computation, the tensors that they exchange, and the
-    costs."""
+    """A model of a training step: computation times (of all micro-batches of one rank), the tensors that the
+    ranks exchange, and the cost of collectives."""
 
     title: str
     samples: int
     """The samples of one rank's step."""
     computing_s: float
-    """A step without the exchange."""
+    """The time of a step without the exchange."""
     forward_s: float
     backward_s: float
     optimizer_s: float
@@ -68,18 +77,22 @@ class StepModel:
     buckets: tuple[Bucket, ...]
     blocks: tuple[ShardedBlock, ...]
     rest_bytes: float
-    """The weights outside of all blocks."""
+    """The bytes of the weights outside of all blocks."""
     costs: Costs
     is_sharded: bool
-    """FSDP in place of DDP."""
+    """Whether the strategy is FSDP instead of DDP."""
     overlaps: bool
-    """Whether FSDP's collectives go on while the ranks compute."""
+    """Whether FSDP's collectives run while the ranks compute."""
 
     def step(self, ranks: int, end: End = "expected") -> tuple[float, Exchange | None]:
-        """Return the time of a step and its exchange.
+        """Return the time of a step in seconds, and its exchange (None for one rank).
+
+        Args:
+            ranks: the number of ranks.
+            end: which end of the interval of the collectives' costs to take.
 
         Raises:
-            ConfigError: so many ranks do not fill the nodes.
+            ConfigError: the ranks do not fill the nodes.
         """
         if ranks == 1:
             return self.computing_s, None
@@ -102,8 +115,8 @@ class StepModel:
         return self.computing_s - saved_s + self.micro_batches * exchange.exposed_s, exchange
 
     def modelled(self, ranks: int) -> ModelledStep:
-        """Return the step on so many ranks, between those with the fastest and the slowest links that the
-        measurement allows."""
+        """Return the step for a number of ranks, with its interval between the fastest and the slowest links
+        that the measurement allows."""
         step_s, exchange = self.step(ranks)
         least_s, most_s = self.step(ranks, "least")[0], self.step(ranks, "most")[0]
         return ModelledStep(
@@ -146,23 +159,24 @@ class StepModel:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Up to where the computation hides the exchange. Prints as a sentence."""
+    """The number of ranks up to which the computation hides the exchange. Prints as a sentence."""
 
     share: float
-    """What the exchange may add to a step and still count as hidden."""
+    """The exchange counts as hidden if it adds at most this share of the computation's time to a step."""
     ranks: int
-    """Up to how many ranks it is hidden; 1 if it is never."""
+    """The largest number of ranks with a hidden exchange; 1 if it is never hidden."""
     largest_ranks: int
-    """The largest number of ranks that was asked for."""
+    """The largest number of ranks in the prediction."""
     batch_factor: float | None
-    """With a batch so many times as large it is hidden for `largest_ranks`; None if with none up to 1024."""
+    """The factor for the batch size that hides the exchange for `largest_ranks`; None if no factor up to 1024
+    does."""
     gradients_factor: float | None
-    """With so many times the bytes of gradients it is hidden for `largest_ranks`; None if latency is too
-    long."""
+    """The factor for the bytes of gradients that hides the exchange for `largest_ranks`; None if no factor
+    does, because the latency alone is too long."""
 
     def __str__(self) -> str:
-        """Return a sentence with the number of ranks up to which the exchange is hidden, and what would hide
-        it for more."""
+        """Return a sentence with the number of ranks up to which the exchange is hidden, and with the changes
+        that would hide it for more."""
         most = f"{self.share:.0%}"
         if self.ranks >= MAX_RANKS:
             return f"the computation hides the exchange: it adds at most {most} to a step, up to {MAX_RANKS} ranks"
@@ -172,18 +186,14 @@ class Hidden:
             text = f"the computation hides the exchange up to {self.ranks} ranks: it adds at most {most} to a step"
         if self.largest_ranks <= self.ranks:
             return text
-        of_batch = None if self.batch_factor is None else f"{self.batch_factor:.3g} times the batch"
-        of_bytes = (
-            None
-            if self.gradients_factor is None
-            else f"{self.gradients_factor:.2g} times the bytes of gradients"
-        )
-        there = f"At {self.largest_ranks} ranks"
-        if ways := [way for way in (of_batch, of_bytes) if way]:
-            text += f". {there} it is hidden with {', or with '.join(ways)}"
-        else:
-            text += f". {there} no larger batch hides it"
-        if of_bytes is None:
+        changes = []
+        if self.batch_factor is not None:
+            changes.append(f"{self.batch_factor:.3g} times the batch")
+        if self.gradients_factor is not None:
+            changes.append(f"{self.gradients_factor:.2g} times the bytes of gradients")
+        text += f". At {self.largest_ranks} ranks "
+        text += f"it is hidden with {', or with '.join(changes)}" if changes else "no larger batch hides it"
+        if self.gradients_factor is None:
             text += ". Fewer bytes do not, because the latency of the messages alone takes longer"
         return text
 
@@ -207,10 +217,12 @@ class Modelled:
         self.steps = [model.modelled(n) for n in ranks]
 
     def hidden_up_to(self, share: float = 0.05) -> Hidden:
-        """Return up to how many ranks the computation hides the exchange, and what would hide it for more.
+        """Return the number of ranks up to which the computation hides the exchange, and the factors for the
+        batch size and the bytes of gradients that would hide it for the most ranks of this prediction.
 
         Args:
-            share: of the computation's time, what the exchange may add to a step and still count as hidden.
+            share: the exchange counts as hidden if it adds at most this share of the computation's time to a
+                step.
 
         Raises:
             ConfigError: the share is not above 0.
@@ -225,16 +237,16 @@ class Modelled:
         hidden_ranks = valid[count - 1] if count else 1
         if largest <= hidden_ranks:
             return Hidden(share, hidden_ranks, largest, 1.0, 1.0)
-        batch = _least(lambda f: self._model.with_batch(f).share_added(largest) <= share, _LARGEST_FACTOR)
-        # Fewer bytes are the inverse of a growing factor.
-        bytes_ = _least(
-            lambda f: self._model.with_gradients(1 / f).share_added(largest) <= share, _LARGEST_FACTOR
+        batch = _smallest_factor(lambda f: self._model.with_batch(f).share_added(largest) <= share)
+        # The search is for a growing factor, and the bytes are to shrink: search for the inverse.
+        shrinking = _smallest_factor(
+            lambda f: self._model.with_gradients(1 / f).share_added(largest) <= share
         )
-        return Hidden(share, hidden_ranks, largest, batch, None if bytes_ is None else 1 / bytes_)
+        return Hidden(share, hidden_ranks, largest, batch, None if shrinking is None else 1 / shrinking)
 
     def _fills_nodes(self, ranks: int) -> bool:
-        """Return whether so many ranks fill whole nodes, which the costs of collectives over nodes
-        require."""
+        """Return whether this number of ranks fills whole nodes: costs over several nodes are only modelled
+        for full nodes."""
         try:
             self._model.costs.timing("all_gather" if self._model.is_sharded else "all_reduce", ranks)
         except ConfigError:
@@ -248,30 +260,20 @@ class Modelled:
     ) -> Picture:
         """Draw the speed-up in samples per second, with its interval.
 
-        What lies beyond the measured ranks has another line style.
+        The line is dashed beyond the measured ranks.
 
         Args:
             measured: speed-ups by number of ranks (`nbgpu.performance.laws.speedups`); None for the one that
                 was measured with this step.
             laws: fitted laws to be drawn beside it.
         """
-        if measured is None and not self._measured_ranks:
+        if measured is None:
             measured = {}
-        elif measured is None:
-            speedup = self._measured_ranks * self._model.computing_s / self._measured_s
-            measured = {self._measured_ranks: Estimate(speedup, (speedup, speedup))}
-        one_s = self._model.computing_s
+            if self._measured_ranks:
+                speedup = self._measured_ranks * self._model.computing_s / self._measured_s
+                measured = {self._measured_ranks: Estimate(speedup, (speedup, speedup))}
         steps = sorted(self.steps, key=lambda step: step.ranks)
-        points = [
-            Points(
-                step.ranks,
-                step.ranks * one_s / step.step_s,
-                (step.ranks * one_s / step.between_s[1], step.ranks * one_s / step.between_s[0]),
-                step.is_beyond,
-            )
-            for step in steps
-        ]
-        return picture(f"modelled: {self._model.title}", points, measured, laws)
+        return _speedup_figure(f"modelled: {self._model.title}", steps, measured, laws)
 
     def frame(self) -> pd.DataFrame:
         """One row for each number of ranks."""
@@ -299,8 +301,8 @@ class Modelled:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
-        """Yield the lines of the printed table, the costs of the links, and up to where the exchange is
-        hidden."""
+        """Yield the lines of the printed table, the costs of the links, and the number of ranks up to which
+        the exchange is hidden."""
         strategy = "FSDP" if self._model.is_sharded else "DDP"
         yield f"modelled, not measured: {self._model.title}; {strategy}, the same batch for each rank"
         heading = ("ranks", "a step, ms", "from", "to", "exchange, ms", "not hidden, ms", "samples/s")
@@ -326,8 +328,8 @@ class Modelled:
             yield str(self.hidden_up_to())
 
     def _remark(self, step: ModelledStep) -> str:
-        """Return the remark of a row: the error of the model where a step was measured, or that it is
-        extrapolated."""
+        """Return the remark of a row: the error of the model if this number of ranks was measured, or that
+        the row is extrapolated."""
         if step.ranks == self._measured_ranks and not step.is_beyond:
             error = step.step_s / self._measured_s - 1
             return f"measured: {1e3 * self._measured_s:.2f} ms, the model is off by {error:+.0%}"
@@ -336,27 +338,16 @@ class Modelled:
         return "beyond what was measured" if self._model.costs.measured_ranks else "over links not measured"
 
 
-def _least(is_so: Callable[[float], bool], largest: float) -> float | None:
-    """Return the least factor from 1 at which a condition holds, by bisection in logarithmic scale; None if
-    it does not hold at the largest. Once the condition holds, it must hold for all larger factors."""
-    if not is_so(largest):
+def _smallest_factor(is_enough: Callable[[float], bool]) -> float | None:
+    """Return the smallest factor from 1 to 1024 that is enough, by bisection in logarithmic scale; None if
+    1024 is not enough. Every factor above one that is enough must be enough, too."""
+    if not is_enough(_LARGEST_FACTOR):
         return None
-    low, high = 1.0, largest
-    for _ in range(_HALVINGS):
+    low, high = 1.0, _LARGEST_FACTOR
+    for _ in range(_BISECTION_STEPS):
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if is_so(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
-
-
-@dataclass(frozen=True)
-class Points:
-    """The modelled speed-up of a number of ranks."""
-
-    ranks: int
-    speedup: float
-    between: tuple[float, float]
-    is_beyond: bool
-    """Whether it lies beyond what was measured."""
 
 
 @dataclass(frozen=True)
@@ -367,15 +358,15 @@ class _Line:
     xs: Sequence[float]
     ys: Sequence[float]
     dash: str
-    """As Plotly calls it; '' for points without a line."""
+    """Plotly's name of the line style; '' for points without a line."""
     color: str
     symbol: str = ""
     errors: tuple[Sequence[float], Sequence[float]] | None = None
-    """Below and above the values."""
+    """The lengths of the error bars below and above the values."""
 
 
 class Picture:
-    """A figure that shows by Plotly in a notebook, and as text elsewhere.
+    """A figure that a notebook draws with Plotly, and that prints as text elsewhere.
 
     Attributes:
         figure: the figure as Plotly's JSON.
@@ -394,19 +385,16 @@ class Picture:
     __repr__ = __str__
 
 
-def picture(
-    title: str,
-    modelled: Sequence[Points],
-    measured: Mapping[int, Estimate],
-    laws: Sequence[Law],
+def _speedup_figure(
+    title: str, modelled: Sequence[ModelledStep], measured: Mapping[int, Estimate], laws: Sequence[Law]
 ) -> Picture:
     """Draw speed-ups over the number of ranks, both in logarithmic scale.
 
     Args:
         title: begins with 'modelled'.
-        modelled: by rising number of ranks.
-        measured: points with intervals.
-        laws: lines, in another style beyond the ranks that they were fitted to.
+        modelled: in ascending order of ranks.
+        measured: speed-ups by number of ranks, drawn as points with their intervals.
+        laws: drawn as lines, which are dashed beyond the ranks that they were fitted to.
     """
     lines = list(_lines(modelled, measured, laws))
     band = {
@@ -414,9 +402,9 @@ def picture(
         "mode": "lines",
         "name": "modelled, interval",
         "x": [*(p.ranks for p in modelled), *(p.ranks for p in reversed(modelled))],
-        "y": [*(p.between[1] for p in modelled), *(p.between[0] for p in reversed(modelled))],
+        "y": [*(p.speedup_between[1] for p in modelled), *(p.speedup_between[0] for p in reversed(modelled))],
         "fill": "toself",
-        "fillcolor": _transparent(_MODEL),
+        "fillcolor": _transparent(_MODEL_COLOR),
         "line": {"width": 0},
         "hoverinfo": "skip",
     }
@@ -429,7 +417,7 @@ def picture(
             "autosize": True,
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": _GREY, "size": 12},
+            "font": {"color": TEXT_COLOR, "size": 12},
             "margin": {"l": 60, "r": 20, "t": _ABOVE_PX, "b": below_px},
             "title": {"text": title, "x": 0, "font": {"size": 14}},
             "xaxis": {**axis, "title": {"text": "ranks"}, "tickvals": sorted({p.ranks for p in modelled})},
@@ -438,39 +426,36 @@ def picture(
         },
         "config": {"responsive": True, "displaylogo": False},
     }
-    return Picture(figure, "\n".join([title, *map(_in_words, lines)]))
+    return Picture(figure, "\n".join([title, *map(_format_line, lines)]))
 
 
 def _lines(
-    modelled: Sequence[Points],
-    measured: Mapping[int, Estimate],
-    laws: Sequence[Law],
+    modelled: Sequence[ModelledStep], measured: Mapping[int, Estimate], laws: Sequence[Law]
 ) -> Iterator[_Line]:
-    """Yield the curves of the speed-up: ideal, modelled, the laws, and the measured points; solid within the
-    ranks that were measured or fitted, and dashed beyond."""
-    ranks = [point.ranks for point in modelled]
-    yield _Line("ideal", ranks, ranks, "longdash", _GREY)
-    within = [point for point in modelled if not point.is_beyond]
-    # The lines meet at the last point within.
-    beyond = within[-1:] + [point for point in modelled if point.is_beyond]
-    for name, points, dash in (("modelled", within, "solid"), ("modelled, beyond", beyond, "dash")):
-        if len(points) > 1:
-            yield _Line(name, [p.ranks for p in points], [p.speedup for p in points], dash, _MODEL)
+    """Yield the curves of the speed-up: ideal, modelled, and the laws; then the measured points. Curves are
+    solid up to the number of ranks that was measured or fitted, and dashed beyond."""
+    ranks = [step.ranks for step in modelled]
+    yield _Line("ideal", ranks, ranks, "longdash", TEXT_COLOR)
+    solid = [step for step in modelled if not step.is_beyond]
+    # A dashed line begins at the last solid point, so that there is no gap.
+    dashed = solid[-1:] + [step for step in modelled if step.is_beyond]
+    for name, steps, dash in (("modelled", solid, "solid"), ("modelled, beyond", dashed, "dash")):
+        if len(steps) > 1:
+            yield _Line(name, [s.ranks for s in steps], [s.speedup for s in steps], dash, _MODEL_COLOR)
     for law in laws:
-        inside = [n for n in ranks if n <= law.largest_ranks]
-        for name, some, dash in (
-            (f"{law.name}'s law, fitted", inside, "solid"),
-            (f"{law.name}'s law, beyond", inside[-1:] + [n for n in ranks if n > law.largest_ranks], "dash"),
-        ):
-            if len(some) > 1:
-                yield _Line(name, some, [law.speedup(n).value for n in some], dash, _LAW)
+        fitted = [n for n in ranks if n <= law.largest_ranks]
+        beyond = fitted[-1:] + [n for n in ranks if n > law.largest_ranks]
+        for name, xs, dash in (("fitted", fitted, "solid"), ("beyond", beyond, "dash")):
+            if len(xs) > 1:
+                ys = [law.speedup(n).value for n in xs]
+                yield _Line(f"{law.name}'s law, {name}", xs, ys, dash, _LAW_COLOR)
     if not measured:
         return
     xs = sorted(measured)
     estimates = [measured[n] for n in xs]
     below = [estimate.value - estimate.between[0] for estimate in estimates]
     above = [estimate.between[1] - estimate.value for estimate in estimates]
-    yield _Line("measured", xs, [e.value for e in estimates], "", _MODEL, "circle", (below, above))
+    yield _Line("measured", xs, [e.value for e in estimates], "", _MODEL_COLOR, "circle", (below, above))
 
 
 def _trace(line: _Line) -> dict[str, Any]:
@@ -491,10 +476,12 @@ def _trace(line: _Line) -> dict[str, Any]:
     return trace
 
 
-def _in_words(line: _Line) -> str:
+def _format_line(line: _Line) -> str:
+    """Return the points of a line as text, such as 'modelled: 1: 1, 2: 1.9'."""
     return f"{line.name}: " + ", ".join(f"{x:g}: {y:.3g}" for x, y in zip(line.xs, line.ys, strict=True))
 
 
 def _transparent(color: str) -> str:
-    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, {_BAND})"
+    """Return a colour '#rrggbb' as 'rgba(...)' with the opacity of a band."""
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return f"rgba({red}, {green}, {blue}, {_BAND_OPACITY})"

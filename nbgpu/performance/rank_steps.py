@@ -24,9 +24,11 @@ Kind = Literal[
     "exchange",
     "collective",
 ]
-"""What a rank does: it waits for its data, computes, waits for the last rank, or waits for the transfer that
-follows. In a cell whose collectives cannot be matched over the ranks it is 'blocked' (cell_steps.py).
-'exchange' is a transfer of gradients on its way, beside all of these, and 'collective' another one."""
+"""The activity of a rank: it waits for its data ('data'), computes ('forward', 'backward', 'optimizer',
+'other'), waits in a collective until the last rank has joined ('waiting'), or waits for the transfer that
+follows ('transfer'). In a cell whose collectives cannot be matched between the ranks it is 'blocked'
+(cell_steps.py). Beside these, 'exchange' is a collective of gradients in progress, and 'collective' is any
+other one."""
 
 _KINDS: dict[str, Kind] = {
     "data": "data",
@@ -35,7 +37,7 @@ _KINDS: dict[str, Kind] = {
     "beside": "backward",  # a discriminator's pass, which follows on the model's
     "optimizer": "optimizer",
 }
-"""By the name of the trainer's part; all others are 'other'."""
+"""By the trainer's name of a part of the step; all other parts are 'other'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +49,25 @@ class Span:
     begin_s: float
     end_s: float
     num_bytes: int = 0
-    """The data that travel; 0 for other kinds."""
+    """The size of the transferred data; 0 for other kinds."""
     name: str = ""
     """The operation, such as 'all_reduce'; empty in a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A rank has nothing to compute until an exchange has ended."""
+    """An interval in which a rank has nothing to compute and waits for the result of a collective."""
 
     ready_s: float
     """When the rank had nothing more to compute; in a run, when its gradients were ready."""
     arrived_s: float
-    """When the result of the exchange had arrived."""
+    """When the result of the collective had arrived."""
     joined_before_s: float | None = None
-    """When the rank passed its data to the exchange, if that was before it began to wait."""
+    """When the rank called the collective, if that was before it began to wait."""
 
     @property
     def joined_s(self) -> float:
-        """When the rank's data were available to the exchange, which cannot end without them."""
+        """When the rank's data were available to the collective, which cannot end without them."""
         return self.ready_s if self.joined_before_s is None else self.joined_before_s
 
 
@@ -78,7 +80,7 @@ class RankStep:
     work: tuple[Span, ...]
     """Data and computation, in order."""
     sent: tuple[Span, ...]
-    """The transfers, in the order in which they were ready; empty where they were not noted one by one."""
+    """The transfers, in the order in which they became ready; empty if they were not recorded one by one."""
     blocked: tuple[Blocked, ...]
 
     @property
@@ -96,8 +98,9 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
     Args:
         step: the number of the step.
         rank: the rank.
-        detail: `marks` and `sent`.
-        shift_s: added to all moments.
+        detail: `marks` with (part, its beginning in seconds), where the last mark is the end of the step, and
+            `sent` with (ready, arrived, bytes) of each bucket.
+        shift_s: added to all times, to convert them to another clock.
     """
     read = _read(detail)
     if read is None:
@@ -115,9 +118,9 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
         if not buckets or kind == "other":
             work.append(Span(kind, rank, begin_s, end_s))
             continue
-        # The rank computes until the last bucket is ready, and then waits until that one has arrived. What is
-        # left of the model's backward pass puts the gradients in place; what is left of a discriminator's
-        # pass is its own work.
+        # The rank computes until the last bucket is ready, and then waits until the last one has arrived.
+        # What follows of the model's backward pass only copies gradients, and what follows of a
+        # discriminator's pass computes.
         ready_s = max(span.begin_s for span in buckets)
         arrived_s = min(end_s, max(span.end_s for span in buckets))
         blocked.append(Blocked(ready_s, arrived_s))
@@ -127,14 +130,13 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
 
 
 def from_parts(step: int, rank: int, values: Mapping[str, float], shift_s: float = 0.0) -> RankStep | None:
-    """Build one step of a rank from the durations in its record: each part is one span, and no transfers are
-    known.
+    """Build one step of a rank from the durations in its record: one span for each part, without transfers.
 
     Args:
         step: the number of the step.
         rank: the rank.
         values: the values of the step's record.
-        shift_s: added to all moments.
+        shift_s: added to all times, to convert them to another clock.
 
     Returns:
         None if the record lacks the parts.
@@ -167,8 +169,8 @@ def from_parts(step: int, rank: int, values: Mapping[str, float], shift_s: float
 
 
 def _read(detail: Mapping[str, Any]) -> tuple[list[tuple[str, float]], list[tuple[float, float, int]]] | None:
-    """Return (marks (part, moment), transfers (ready, arrived, bytes)) of an event; None unless all types and
-    orders are right, because the record may have been cut off or edited."""
+    """Return the marks (part, moment) and the transfers (ready, arrived, bytes) of an event; None unless all
+    types and orders are right, because the record may have been truncated or edited."""
     marks, sent = detail.get("marks"), detail.get("sent")
     if not (type(marks) is list and type(sent) is list and len(marks) > 1):
         return None
@@ -186,11 +188,11 @@ def _is_moment(value: object) -> bool:
 
 
 def blocked_spans(ranks: Sequence[RankStep]) -> Iterator[Span]:
-    """Yield the spans in which ranks were blocked, each divided in two: a rank waits until the last rank has
-    joined the exchange, and from then on for the transfer.
+    """Yield the spans in which ranks were blocked. Each interval is divided in two: until the last rank has
+    joined the collective ('waiting'), and from then on ('transfer').
 
-    If ranks were not blocked equally often, their exchanges cannot be matched, and the whole time counts as
-    transfer.
+    If the ranks were not blocked equally often, their collectives cannot be matched, and the whole interval
+    counts as transfer.
     """
     can_match = len({len(rank.blocked) for rank in ranks}) == 1
     for rank in ranks:
@@ -206,13 +208,14 @@ def blocked_spans(ranks: Sequence[RankStep]) -> Iterator[Span]:
 def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list[Span]:
     """Return the path through the ranks of one step that determined its time, from the beginning to the end.
 
-    It goes back from the end of the rank that was done last, or of the one with which the path of the next
-    step begins. Where that rank waited in an exchange, the path goes on with the transfer, and then on the
-    rank that had its gradients last: to make any other rank faster would not have made the step shorter.
+    The path is followed backwards from the end of a rank. At a collective in which that rank waited, the path
+    takes the transfer and continues on the rank that joined last: to speed up any other rank would not have
+    shortened the step.
 
     Args:
         ranks: one step of all ranks.
-        ends_on: the rank with which the path ends; None for the one that was done last.
+        ends_on: the rank on which the path ends, which is the rank on which the path of the next step begins;
+            None for the rank that finished last.
 
     Returns:
         Spans of computation, of waiting for data and of transfers, without overlap.
@@ -224,7 +227,8 @@ def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list
     for index in reversed(range(num_exchanges)):
         arrived_s = current.blocked[index].arrived_s
         if arrived_s > now_s:
-            continue  # the path has already passed to an earlier moment than the end of this exchange
+            # The path has already reached a moment before the end of this collective.
+            continue
         path += reversed(_clipped(current, arrived_s, now_s))
         last = max(ranks, key=lambda rank: rank.blocked[index].joined_s)
         now_s = last.blocked[index].joined_s

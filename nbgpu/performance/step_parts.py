@@ -10,22 +10,22 @@ from statistics import quantiles
 from nbgpu.performance.clocks import Clocks
 from nbgpu.protocol.records import Event, Sample
 
-_OWN = ("data_s", "forward_s", "backward_s", "optimizer_s")
-_NEEDED = {"step_s", "begun_at_s", *_OWN}
-_WITH_STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_statistics_s"}
-"""What is recorded of a pass, and the part of it in which the rank waited for statistics."""
-_OF_AN_EXCHANGE = {"ready_at_s", "exposed_s"}
+_RECORDED = ("data_s", "forward_s", "backward_s", "optimizer_s")
+_REQUIRED = {"step_s", "begun_at_s", *_RECORDED}
+_STATISTICS_OF_PASS = {"forward_s": "forward_statistics_s", "backward_s": "backward_statistics_s"}
+"""By the recorded time of a pass, the time within it for which the rank waited for BatchNorm's statistics."""
+_EXCHANGE_VALUES = {"ready_at_s", "exposed_s"}
 STATISTICS = "statistics_s"
-"""The part in which a rank waits for the statistics that BatchNorm takes over all ranks; known on CPU ranks
-with `sync_batchnorm`."""
-PARTS = (*_OWN[:3], STATISTICS, "waiting_s", "transfer_s", _OWN[3], "other_s")
+"""The part in which a rank waits for the statistics that BatchNorm computes over all ranks; recorded on CPU
+ranks with `sync_batchnorm`."""
+PARTS = (*_RECORDED[:3], STATISTICS, "waiting_s", "transfer_s", _RECORDED[3], "other_s")
 """The parts that add up to a step, in their order. `waiting_s` and `transfer_s` are the exchange of gradients
-that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They are
-known only where DDP sends buckets."""
+that the backward pass does not hide: until the slowest rank has its gradients, and from then on. They exist
+only where DDP sends buckets."""
 MOSTLY = 0.7
-"""The share of the steps from which on a rank that is last is slower, and not just unlucky."""
+"""A rank that is last in at least this share of the steps is slower, and not just unlucky."""
 HIDDEN = "hidden_s"
-"""The part of the exchange that happens during the backward pass."""
+"""The part of the exchange that overlaps with the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class StepParts:
 def parts_of(records: Iterable[Sample | Event], num_ranks: int) -> list[StepParts]:
     """Return the parts of each step that all ranks have recorded, in order of steps and ranks.
 
-    A step that was repeated counts as it was done last.
+    Of a step that was repeated, the last repetition counts.
 
     Args:
-        records: those of a run, of each rank in order.
+        records: the records of a run, those of each rank in order.
         num_ranks: the number of ranks.
     """
     by_step: dict[int, dict[int, Mapping[str, float]]] = {}
@@ -60,56 +60,53 @@ def parts_of(records: Iterable[Sample | Event], num_ranks: int) -> list[StepPart
     for record in records:
         if isinstance(record, Event):
             events.append(record)
-        # A run that goes on with fewer ranks repeats steps of more.
-        elif record.rank < num_ranks and record.values.keys() >= _NEEDED:
+        # A run that continues with fewer ranks may repeat steps that more ranks have recorded before.
+        elif record.rank < num_ranks and record.values.keys() >= _REQUIRED:
             by_step.setdefault(record.step, {})[record.rank] = record.values
     clocks = Clocks.of(events, num_ranks)
     return [
         parts
-        for step, of_ranks in sorted(by_step.items())
-        if len(of_ranks) == num_ranks and _are_together(of_ranks, clocks)
-        for parts in _step_parts(step, of_ranks, clocks)
+        for step, by_rank in sorted(by_step.items())
+        if len(by_rank) == num_ranks and _are_together(by_rank, clocks)
+        for parts in _step_parts(step, by_rank, clocks)
     ]
 
 
-def _are_together(of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> bool:
-    """Return whether all ranks recorded a step in the same attempt: some may have done it before a failure,
-    and others have repeated it."""
-    begins_s = {rank: clocks.of_rank_0(rank, values["begun_at_s"]) for rank, values in of_ranks.items()}
-    return max(begins_s.values()) <= min(begins_s[rank] + of_ranks[rank]["step_s"] for rank in of_ranks)
+def _are_together(by_rank: Mapping[int, Mapping[str, float]], clocks: Clocks) -> bool:
+    """Return whether all ranks recorded a step in the same attempt: after a failure some ranks may have
+    repeated a step that others have only recorded before it."""
+    begins_s = {rank: clocks.of_rank_0(rank, values["begun_at_s"]) for rank, values in by_rank.items()}
+    return max(begins_s.values()) <= min(begins_s[rank] + by_rank[rank]["step_s"] for rank in by_rank)
 
 
-def _step_parts(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:
-    """Split one step of each rank into its parts, in order of rank. Ranks wait from the moment at which their
-    own gradients are ready until the last rank's are, and from then on for the transfer.
+def _step_parts(step: int, by_rank: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:
+    """Split one step of each rank into its parts, in order of rank. A rank waits from the time at which its
+    own gradients are ready until those of the last rank are ready, and from then on for the transfer.
 
     Args:
         step: the number of the step.
-        of_ranks: the values of the step's record, for every rank.
-        clocks: bring the ranks' clocks together.
+        by_rank: the values of the step's record, for every rank.
+        clocks: convert the ranks' clocks to that of rank 0.
     """
     ready_at_s = {
         rank: clocks.of_rank_0(rank, values["ready_at_s"])
-        for rank, values in of_ranks.items()
-        if values.keys() >= _OF_AN_EXCHANGE
+        for rank, values in by_rank.items()
+        if values.keys() >= _EXCHANGE_VALUES
     }
-    last_rank = (
-        max(ready_at_s, key=lambda rank: ready_at_s[rank]) if len(ready_at_s) == len(of_ranks) else None
-    )
+    last_rank = max(ready_at_s, key=ready_at_s.__getitem__) if len(ready_at_s) == len(by_rank) else None
     parts_of_ranks = []
-    for rank, values in sorted(of_ranks.items()):
-        parts_s = {name: values[name] for name in _OWN}
-        for whole, waited in _WITH_STATISTICS.items():
+    for rank, values in sorted(by_rank.items()):
+        parts_s = {name: values[name] for name in _RECORDED}
+        for name, waited in _STATISTICS_OF_PASS.items():
             if waited in values:
-                parts_s[whole] = max(0.0, parts_s[whole] - values[waited])
+                parts_s[name] = max(0.0, parts_s[name] - values[waited])
                 parts_s[STATISTICS] = parts_s.get(STATISTICS, 0.0) + values[waited]
         if last_rank is not None:
             waiting_s = min(ready_at_s[last_rank] - ready_at_s[rank], values["exposed_s"])
             parts_s |= {"waiting_s": waiting_s, "transfer_s": values["exposed_s"] - waiting_s}
         elif "exposed_s" in values:
             parts_s["transfer_s"] = values["exposed_s"]
-        # On a GPU the host may be ahead of the device, so that the parts of a single step can be longer than
-        # the step.
+        # On a GPU the host may run ahead of the device, so that the parts of a step may exceed its time.
         parts_s["other_s"] = max(0.0, values["step_s"] - sum(parts_s.values()))
         parts_of_ranks.append(
             StepParts(
@@ -126,10 +123,11 @@ def _step_parts(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: 
 
 
 def middle_half(steps: Sequence[StepParts]) -> dict[str, float]:
-    """Return the mean parts of the steps whose time is neither among the shortest nor the longest quarter.
+    """Return the mean parts, in seconds, of the steps between the first and the third quartile of step times;
+    with `hidden_s` if it was recorded.
 
-    Means add up to the mean step, as medians do not; and a step in which the machine did something else does
-    not count. Beside the parts there is `hidden_s` where it is known.
+    Unlike medians, means add up to the mean step. The quartiles exclude steps that other work on the machine
+    has disturbed.
     """
     slowest_s: dict[int, float] = {}
     for parts in steps:
@@ -148,8 +146,8 @@ def middle_half(steps: Sequence[StepParts]) -> dict[str, float]:
 
 
 def slowest_rank(steps: Sequence[StepParts]) -> tuple[int, float] | None:
-    """Return the rank that was last most often, and the share of the steps in which it was; None where no
-    buckets were sent, and for a single rank, for which nobody waits."""
+    """Return the rank that was last in most steps, and the share of these steps; None if no buckets were
+    sent, and for a single rank, for which no rank waits."""
     if len({parts.rank for parts in steps}) < 2:
         return None
     by_step = {parts.step: parts.last_rank for parts in steps if parts.last_rank is not None}

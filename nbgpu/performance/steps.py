@@ -21,28 +21,27 @@ from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
 _DRIFT = 1.1
+"""A second measurement slower or faster by more than this factor was disturbed."""
 _STRAGGLES = 0.9
-"""A rank that is the slowest in so many steps is slower, and not just unlucky."""
-_AT_ONCE = {"gloo": 2}
-"""By backend, how many collectives go on at the same time, where it is not one."""
+"""A rank that is the slowest in this share of the steps is slower, and not just unlucky."""
+_CONCURRENT_COLLECTIVES = {"gloo": 2}
+"""The number of collectives that run at the same time, for backends that run more than one."""
 _STRATEGIES = ("ddp", "fsdp")
-
-
 _MIB = 2**20
 
 
 class StepTimes:
     """The parts of a step, measured with and without the exchange of gradients. Prints as a table.
 
-    The parts without the exchange are those of the rank that took longest in each step, because the others
-    wait for it. All times are medians over the steps.
+    In each step the parts without the exchange are those of the slowest rank, because the others wait for it.
+    All times are medians over the steps, in seconds.
 
     Args:
-        title: the recipe and what matters of its settings.
-        backend: of torch.distributed, and what is simulated on it.
+        title: the recipe and its most important settings.
+        backend: the backend of torch.distributed, with the simulated link if there is one.
         samples: the samples of one rank's step.
         measured: what each rank returned (`nbgpu.engine.scaling.step_timing`).
-        strategy: with which the exchange was measured.
+        strategy: the strategy with which the exchange was measured, 'ddp' or 'fsdp'.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class StepTimes:
         measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]],
         strategy: str = "ddp",
     ) -> None:
-        """Take the medians of the measured steps, in each step of the rank that took longest."""
+        """Take the medians over the measured steps, in each step of the slowest rank."""
         self.title = title
         self.strategy = strategy
         self.backend = backend
@@ -62,9 +61,9 @@ class StepTimes:
         alone = _slowest(measured, "alone")
         ranks = [rank for rank, _ in alone]
         self.slowest_rank = max(set(ranks), key=ranks.count)
-        """The rank that most often computed longest, so that the others waited for it."""
+        """The rank that computed longest in most steps, so that the others waited for it."""
         self.share_of_slowest = ranks.count(self.slowest_rank) / len(ranks)
-        """The share of the steps in which it was the slowest."""
+        """The share of the steps in which `slowest_rank` was the slowest."""
         steps = [step for _, step in alone]
         self.forward_s, self.backward_s, self.optimizer_s, self.computing_s = (
             _median(steps, part) for part in ("forward_s", "backward_s", "optimizer_s", "step_s")
@@ -72,10 +71,11 @@ class StepTimes:
         self.last_backward_s = _median(steps, "last_backward_s")
         """The backward pass of the last micro-batch, in which DDP exchanges gradients."""
         self.step_s = _median([step for _, step in _slowest(measured, "together")], "step_s")
-        """A step with the exchange."""
+        """The time of a step with the exchange."""
         again_s = _median([step for _, step in _slowest(measured, "alone again")], "step_s")
         self.drift = again_s / self.computing_s
-        """A step without the exchange after the measurement by one before it."""
+        """The time of a step without the exchange at the end of the measurement, divided by that at its
+        beginning."""
         self.buckets = [
             Bucket(median(step["buckets"][index][0] for step in steps), num_bytes)
             for index, (_, num_bytes) in enumerate(steps[0]["buckets"])
@@ -84,16 +84,16 @@ class StepTimes:
         self.blocks = _blocks(steps, self.forward_s / self.micro_batches)
         """The parts of the model that FSDP gathers one at a time, with their time in one forward pass."""
         self.rest_bytes = float(steps[0]["rest_bytes"])
-        """The weights outside of all blocks."""
+        """The bytes of the weights outside of all blocks."""
 
     @property
     def exposed_s(self) -> float:
-        """The part of a step that the exchange adds to the computation, measured."""
+        """The measured time that the exchange adds to the computation of a step."""
         return self.step_s - self.computing_s
 
     @property
     def num_bytes(self) -> float:
-        """The gradients that each step exchanges."""
+        """The bytes of gradients that a step exchanges."""
         return sum(bucket.num_bytes for bucket in self.buckets)
 
     def predict(
@@ -108,21 +108,22 @@ class StepTimes:
     ) -> Modelled:
         """Model the step for other numbers of ranks, other links, several nodes, or FSDP.
 
-        Every rank has the same batch as now, so that the global batch grows with the ranks (weak scaling).
-        Buckets become ready as they were measured. The model knows nothing of ranks that share cores, or of a
-        slower rank among those that are added.
+        Every rank keeps its batch size, so that the global batch grows with the number of ranks (weak
+        scaling). Buckets become ready at the measured times. The model does not include ranks that share
+        cores, or added ranks that are slower.
 
         Args:
-            links: the result of `measure_links`, which need not have as many ranks.
-            ranks: up to 1024 each.
-            link: in place of `links`, a link from each rank to the next: a name such as '10GbE', a rate and a
-                latency one way such as '1Gbit/s,0.2ms', or NCCL's times (`nbgpu.nccl_times`).
-            ranks_per_node: where there are several nodes. Not for NCCL's times, which have it.
-            between: the link of a node to the next, which its ranks share. Goes with `ranks_per_node`.
+            links: the result of `measure_links`, for any number of ranks.
+            ranks: the numbers of ranks to model, at most 1024 each.
+            link: instead of `links`, the link from each rank to the next: a name such as '10GbE', a rate and
+                a one-way latency such as '1Gbit/s,0.2ms', or NCCL's times (`nbgpu.nccl_times`).
+            ranks_per_node: for several nodes. Not for NCCL's times, which already contain it.
+            between: the link from each node to the next, which the ranks of a node share. Goes with
+                `ranks_per_node`.
             strategy: 'ddp' or 'fsdp'; None for the one that was measured.
 
         Raises:
-            ConfigError: an argument is not valid; the message names all that are not.
+            ConfigError: an argument is not valid; the message names all invalid ones.
             KeyError: the collectives of the strategy were not measured.
         """
         strategy = self.strategy if strategy is None else strategy
@@ -161,10 +162,10 @@ class StepTimes:
             rest_bytes=self.rest_bytes,
             costs=self._costs(links, link, ranks_per_node, between),
             is_sharded=strategy == "fsdp",
-            # On CPU ranks FSDP waits for each of its collectives.
+            # CPU ranks have no streams, so that FSDP waits for each of its collectives.
             overlaps=not self.backend.startswith("gloo") or isinstance(link, NcclTimes),
         )
-        # A step that was measured is no test of a model of another strategy.
+        # The measured step can only be compared with a model of the same strategy.
         measured_ranks = self.world_size if strategy == self.strategy else 0
         return Modelled(model, ranks, measured_ranks, self.step_s)
 
@@ -175,19 +176,19 @@ class StepTimes:
         ranks_per_node: int | None,
         between: Link | str | None,
     ) -> Costs:
-        """Return the costs of collectives over the measured links, a described link or by NCCL's model, on
-        one node or on several."""
-        inside: Costs
+        """Return the costs of collectives over the measured links, over a described link or by NCCL's model,
+        on one node or on several."""
+        within_node: Costs
         if isinstance(link, NcclTimes):
-            inside = link
+            within_node = link
         elif link is not None:
-            inside = RingCosts(_link(link), _AT_ONCE.get(self.backend, 1))
+            within_node = RingCosts(_link(link), _CONCURRENT_COLLECTIVES.get(self.backend, 1))
         else:
-            assert links is not None, "one of both was given"
-            inside = MeasuredCosts(links)
+            assert links is not None, "`predict` has checked that either links or link is given"
+            within_node = MeasuredCosts(links)
         if ranks_per_node is None or between is None:
-            return inside
-        return NodesCosts(inside, ranks_per_node, _link(between))
+            return within_node
+        return NodesCosts(within_node, ranks_per_node, _link(between))
 
     def __str__(self) -> str:
         return "\n".join(self._in_lines())
@@ -196,14 +197,14 @@ class StepTimes:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
-        """Yield the lines of the printed table, and sentences on buckets or blocks, on a slow rank and on
-        disturbance."""
+        """Yield the lines of the printed table, and sentences on the buckets or blocks, on a slow rank and on
+        a disturbed measurement."""
         yield f"{self.title}; {count_of_ranks(self.world_size)} over {self.backend}"
         parts = {
             "forward": self.forward_s,
             "backward": self.backward_s,
             "optimizer, with clipping": self.optimizer_s,
-            # One rank exchanges nothing: what DDP or FSDP adds is its own work.
+            # One rank exchanges nothing: the added time is overhead of DDP or FSDP.
             "exchange that is not hidden"
             if self.world_size > 1
             else f"{self.strategy.upper()}'s own work": self.exposed_s,
@@ -235,11 +236,15 @@ class StepTimes:
 def _slowest(
     measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]], kind: str
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return for each step of a kind the rank that took longest and its times. All ranks begin a step
-    together."""
+    """Return (slowest rank, its times) for each step of a kind. All ranks begin a step together.
+
+    Args:
+        measured: by rank, the times of its steps by kind.
+        kind: 'alone', 'together' or 'alone again'.
+    """
     return [
-        max(enumerate(of_ranks), key=lambda times: float(times[1]["step_s"]))
-        for of_ranks in zip(*(times[kind] for times in measured), strict=True)
+        max(enumerate(by_rank), key=lambda times: float(times[1]["step_s"]))
+        for by_rank in zip(*(times[kind] for times in measured), strict=True)
     ]
 
 
@@ -248,14 +253,14 @@ def _median(steps: Sequence[Mapping[str, Any]], part: str) -> float:
 
 
 def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[ShardedBlock]:
-    """Return the blocks of FSDP with the medians of their forward times; if blocks could not be timed, the
-    forward pass is shared among them in proportion to their bytes."""
+    """Return the blocks of FSDP with the medians of their forward times; if the blocks could not be timed,
+    the forward pass is divided among them in proportion to their bytes."""
     blocks = [
         ShardedBlock(num_bytes, median(step["blocks"][index][1] for step in steps))
         for index, (num_bytes, _) in enumerate(steps[0]["blocks"])
     ]
     if any(block.forward_s for block in blocks):
-        # Medians of parts may exceed the median of the whole by little.
+        # The medians of the blocks may add up to slightly more than the median of the forward pass.
         scale = min(1.0, forward_s / sum(block.forward_s for block in blocks))
         return [ShardedBlock(block.num_bytes, scale * block.forward_s) for block in blocks]
     total = sum(block.num_bytes for block in blocks)
@@ -273,7 +278,7 @@ class Overlap:
     ranks: int
     link: Link
     backward_at_s: float
-    """When the backward pass begins in which gradients are exchanged."""
+    """When the backward pass in which gradients are exchanged begins."""
     computed_at_s: float
     """When the rank has its last gradient."""
     arrived_at_s: float
@@ -282,12 +287,12 @@ class Overlap:
     buckets: Sequence[Bucket]
     """`ready_s` counts from the beginning of the step."""
     sent_s: Sequence[tuple[float, float]]
-    """For each bucket when it began to travel and when it had arrived."""
+    """For each bucket the beginning and the end of its all_reduce."""
     exchange: Exchange
 
     @property
     def title(self) -> str:
-        """What the step takes, and how much of it is an exchange that nothing hides."""
+        """A sentence with the time of the step, and the hidden and exposed times of the exchange."""
         busy_s, exposed_s = self.exchange.busy_s, self.exchange.exposed_s
         count = f"{len(self.buckets)} bucket{'s' if len(self.buckets) > 1 else ''}"
         return (
@@ -301,9 +306,9 @@ def overlap(times: StepTimes, link: Link, ranks: int, bucket_mb: float | None = 
 
     Args:
         times: a step that was measured with DDP.
-        link: from each rank to the next, which form a ring. One bucket travels at a time.
+        link: the link from each rank to the next in a ring, on which one bucket travels at a time.
         ranks: 2 or more.
-        bucket_mb: the size of the buckets; None for those that were measured.
+        bucket_mb: the size of the buckets in MiB; None for the buckets that were measured.
 
     Raises:
         ConfigError: the step was measured with FSDP, which has no buckets.

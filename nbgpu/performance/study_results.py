@@ -9,33 +9,33 @@ from typing import Any
 
 import numpy as np
 
+from nbgpu.performance import laws
+
+Interval = laws.Interval
 _NUM_RESAMPLES = 500
 _SEED = 0
-_PERCENTILES = (2.5, 97.5)
 _UNSTEADY = 1.1
-
-Interval = tuple[float, float]
-"""95 % of the resampled values lie between the two."""
+"""Repeats whose medians differ by more than this factor are unsteady."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One repeat of one point: a run whose first steps are left out."""
+    """One repeat of one point of a study: a run without its first steps."""
 
     point: int
     repeat: int
     step_s: tuple[float, ...]
-    """For each step the time until the last rank was through; empty where the run failed."""
+    """The time of each step until the last rank had finished it; empty if the run failed."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """The mean time of each part of a step over the ranks and over the middle half of the steps."""
     slowest: tuple[int, float] | None = None
-    """The rank for which the others waited most often, and the share of the steps in which they did."""
+    """The rank for which the others waited most often, and the share of the steps in which they waited."""
     losses: tuple[tuple[int, float], ...] = ()
-    """(step, mean of the ranks' losses) for every step of the run, also those that are left out above."""
+    """(step, mean of the ranks' losses) for every step of the run, also for the first ones."""
     parameters: int = 0
-    """The numbers in the model's parameters; 0 where they are not known."""
+    """The number of the model's parameters; 0 if it is not known."""
     seconds: float = 0.0
-    """What the repeat took, with all that comes before and after the steps."""
+    """The wall time of the repeat, with everything before and after the steps."""
     why_failed: str = ""
 
 
@@ -47,27 +47,27 @@ class PointSummary:
     ranks: int
     samples_per_step: int
     num_repeats: int
-    """The repeats that were measured."""
+    """The number of repeats that were measured."""
     step_s: float
-    """The median over all steps of all repeats."""
+    """The median time of all steps of all repeats."""
     step_between_s: Interval
     relative: float
-    """Samples per second by those of the first point."""
+    """Samples per second, divided by those of the first point."""
     relative_between: Interval
     ideal: float
-    """What `relative` would be if every rank were as fast as those of the first point."""
+    """The value of `relative` if every rank were as fast as the ranks of the first point."""
     parts_s: Mapping[str, float]
     slowest: tuple[int, float] | None
     unsteadiness: float
-    """The largest median of a repeat by the smallest."""
+    """The largest median step time of a repeat, divided by the smallest."""
     why_failed: str
-    """Why a repeat failed; empty where none did."""
+    """Why a repeat failed; empty if none did."""
     parameters: int = 0
-    """The numbers in the model's parameters; 0 where they are not known."""
+    """The number of the model's parameters; 0 if it is not known."""
 
     @property
     def samples_per_s(self) -> float:
-        """Samples of all ranks."""
+        """Samples per second of all ranks together."""
         return self.samples_per_step / self.step_s
 
     @property
@@ -77,7 +77,7 @@ class PointSummary:
 
     @property
     def efficiency(self) -> float:
-        """Samples per second of each rank by those of a rank of the first point."""
+        """Samples per second of each rank, divided by those of a rank of the first point."""
         return self.relative / self.ideal
 
     @property
@@ -87,7 +87,7 @@ class PointSummary:
 
     @property
     def is_beyond_ranks(self) -> bool:
-        """Whether it is faster than its ranks could make it."""
+        """Whether the speed-up exceeds the number of ranks, which more ranks alone cannot explain."""
         return self.ideal > 1 and self.relative_between[0] > self.ideal
 
     @property
@@ -103,7 +103,7 @@ class Gap:
     value: Any
     ranks: int
     why: str
-    """Why it failed; empty where it was not tried yet."""
+    """Why it failed; empty if it was not tried yet."""
 
 
 def summarise(
@@ -139,7 +139,6 @@ def summarise(
         value, ranks, samples = points[number]
         share = samples / points[first][2]
         step_s = _median_step_s(repeats)
-        drawn = [1.0] if number == first else resampled[first] / resampled[number] * share
         medians = [median(repeat.step_s) for repeat in repeats if repeat.step_s]
         summaries.append(
             PointSummary(
@@ -148,9 +147,11 @@ def summarise(
                 samples_per_step=samples,
                 num_repeats=len(medians),
                 step_s=step_s,
-                step_between_s=_between(resampled[number]),
+                step_between_s=laws.interval(resampled[number].tolist()),
                 relative=first_s / step_s * share,
-                relative_between=_between(drawn),
+                relative_between=(1.0, 1.0)
+                if number == first
+                else laws.interval((resampled[first] / resampled[number] * share).tolist()),
                 ideal=ranks / points[first][1],
                 parts_s=_mean_parts(repeats),
                 slowest=_slowest(repeats),
@@ -178,7 +179,8 @@ def _median_step_s(repeats: Sequence[Measured]) -> float:
 
 
 def _resampled_medians(repeats: Sequence[Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Medians of all steps, with repeats and steps drawn with replacement."""
+    """Return the median step time of each resampling, in which repeats and the steps within each of them are
+    drawn with replacement. Shape: (resamples,)."""
     drawing = np.random.default_rng(_SEED)
     steps = [np.asarray(repeat) for repeat in repeats]
     medians = []
@@ -187,11 +189,6 @@ def _resampled_medians(repeats: Sequence[Sequence[float]]) -> np.ndarray[Any, np
         drawn = [repeat[drawing.integers(len(repeat), size=len(repeat))] for repeat in chosen]
         medians.append(np.median(np.concatenate(drawn)))
     return np.asarray(medians)
-
-
-def _between(values: Any) -> Interval:
-    low, high = np.percentile(values, _PERCENTILES)
-    return float(low), float(high)
 
 
 def _mean_parts(repeats: Sequence[Measured]) -> dict[str, float]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -21,22 +23,23 @@ from nbgpu.performance.clocks import Clocks
 from nbgpu.performance.rank_steps import RankStep, Span
 from nbgpu.performance.timeline_figure import WORDS
 from nbgpu.protocol.records import TIMELINE, Event, Sample
+from nbgpu.text.ranks import consecutive
 from nbgpu.text.tables import aligned
 
 _MAX_STEPS = 50
-"""A figure of more steps takes a page long to draw."""
+"""A browser takes long to draw a figure of more steps."""
 _INCOMPARABLE = "the critical path begins after the last wait that cannot be compared between the ranks"
 
-
 _MAIN, _DATA, _EXCHANGE = 1, 2, 3
-"""Threads of a rank; transfers that are on their way at once have threads of their own, from the last number
-on."""
-_PIDS_OF_RANK = 1000
-"""The process numbers of a rank's trace begin at its rank times this one, plus one."""
+"""The thread ids of a rank in the trace. Transfers that overlap get one thread each: _EXCHANGE, _EXCHANGE + 1
+and so on."""
+_PIDS_PER_RANK = 1000
+"""The process ids of rank n in the trace begin at n times this number, plus one."""
 _STEP_PART = "nbgpu.data"
-"""The first part of a step, in the profiler's trace: the moment from which the records count, too."""
+"""The profiler's annotation of the first part of a step. Its beginning is also that of the step's record."""
 _FLOWS = frozenset("stf")
-_FLOW_IDS = 2**40
+"""The phases of flow events in the trace format: start, step and finish."""
+_FLOW_IDS_PER_RANK = 2**40
 
 
 class Timeline:
@@ -45,12 +48,12 @@ class Timeline:
 
     Args:
         title: the run or cell, with the simulated link and slow ranks if there are any.
-        steps: the steps of all ranks, in order of rank, by their numbers. A cell is one step with the number
-            of the cell.
+        steps: by step number, the step of every rank in order of rank. A cell is one step with the number of
+            the cell.
         clocks: how the ranks' clocks were brought together.
         profiles: what the profiler wrote, by rank, if it ran in these steps.
-        unit: what a number names.
-        notes: what else is to be known.
+        unit: whether the numbers are those of steps or of cells.
+        notes: remarks to print below the table and in the figure's title.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Timeline:
         return [rank.rank for rank in next(iter(self.by_step.values()))]
 
     def spans(self, step: int) -> list[Span]:
-        """All that the ranks did in a step or cell: data, computation, waiting, and transfers."""
+        """Return the spans of all ranks in a step or cell: data, computation, waiting, and transfers."""
         ranks = self.by_step[step]
         return [
             *(span for rank in ranks for span in rank.work),
@@ -94,37 +97,38 @@ class Timeline:
         ]
 
     def critical_path(self, step: int) -> list[Span]:
-        """The spans that took a step's time, from its beginning to its end: where a rank waited for another
-        one, the path is on that rank.
+        """Return the chain of spans that determined the time of a step, from its beginning to its end. Where
+        a rank waited for another one, the chain continues on the rank that was waited for.
 
-        The path of a step ends on the rank with which the path of the next one begins, if this timeline has
-        that, and otherwise on the rank that was done last. In a cell it begins after the last collective that
-        some ranks waited in and others did not.
+        The path of a step ends on the rank on which the path of the next step begins, if this timeline has
+        the next step, and otherwise on the rank that finished last. In a cell the path begins after the last
+        collective that some ranks waited in and others did not.
         """
         return self._paths[step]
 
     @cached_property
     def _paths(self) -> dict[int, list[Span]]:
         """The critical path of each step. Steps are visited from the last one back, because the path of a
-        step ends on the rank with which that of the next step begins."""
+        step ends on the rank on which that of the next step begins."""
         paths: dict[int, list[Span]] = {}
         for step, ranks in reversed(self.by_step.items()):
-            following = paths.get(step + 1, [])[:1]
-            ends_on = next((span.rank for span in following if span.kind != "transfer"), None)
+            next_path = paths.get(step + 1, [])
+            ends_on = next_path[0].rank if next_path and next_path[0].kind != "transfer" else None
             path = rank_steps.critical_path(ranks, ends_on)
             # A wait that cannot be compared between the ranks hides which rank held the others up, so the
             # path begins after the last such wait.
-            unknown = [index for index, span in enumerate(path) if span.kind == "blocked"]
-            paths[step] = path[unknown[-1] + 1 :] if unknown else path
+            begin = max((index + 1 for index, span in enumerate(path) if span.kind == "blocked"), default=0)
+            paths[step] = path[begin:]
         return paths
 
     def figure(self) -> Any:
-        """Return a `plotly.graph_objects.Figure` in which one can zoom: for each rank its computation, the
-        exchange of gradients and the data, and the critical path of each step as a line."""
+        """Return a `plotly.graph_objects.Figure` that can be zoomed: for each rank a lane for its
+        computation, for the exchange of gradients and for the data, and the critical path of each step as a
+        line."""
         from plotly.graph_objects import Figure
 
-        drawn = self._drawn()
-        return Figure(data=drawn["data"], layout=drawn["layout"])
+        figure = self._plotly_json()
+        return Figure(data=figure["data"], layout=figure["layout"])
 
     def chrome_trace(self, path: str | Path, profiled: bool = True) -> Path:
         """Write one trace of all ranks, which ui.perfetto.dev and chrome://tracing open.
@@ -140,18 +144,18 @@ class Timeline:
         Raises:
             RunError: a file of the profiler cannot be read.
         """
-        path, about = Path(path), self._about()
+        path, (clocks, *notes) = Path(path), self._remarks()
         events, errors_us = list(self._record_events()), {}
         for rank, profile in sorted(self._profiles.items()) if profiled else ():
-            place = self.ranks.index(rank)
-            begun_us = {step: self._us(ranks[place].begin_s) for step, ranks in self.by_step.items()}
-            of_rank, errors_us[f"rank {rank}"] = _profiler_events(profile, rank, begun_us)
-            events += of_rank
-        other: dict[str, Any] = {"title": self.title, "clocks": about[0], "notes": about[1:]}
-        other[f"{self.unit}s"] = self.steps
+            index = self.ranks.index(rank)
+            begun_us = {step: self._us(ranks[index].begin_s) for step, ranks in self.by_step.items()}
+            rank_events, errors_us[f"rank {rank}"] = _profiler_events(profile, rank, begun_us)
+            events += rank_events
+        metadata: dict[str, Any] = {"title": self.title, "clocks": clocks, "notes": notes}
+        metadata[f"{self.unit}s"] = self.steps
         if errors_us:
-            other["profiler_clock_error_us"] = errors_us
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+            metadata["profiler_clock_error_us"] = errors_us
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
         path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
         return path
 
@@ -159,17 +163,17 @@ class Timeline:
         """Yield the trace events of all ranks: a process for each rank with threads for computation, data and
         transfers, and one process for the critical path."""
         for rank in self.ranks:
-            pid = rank * _PIDS_OF_RANK + 1
-            of_rank = [(step, s) for step in self.steps for s in self.spans(step) if s.rank == rank]
-            threads = _threads([span for _, span in of_rank])
+            pid = rank * _PIDS_PER_RANK + 1
+            spans = [(step, s) for step in self.steps for s in self.spans(step) if s.rank == rank]
+            threads = _threads([span for _, span in spans])
             names = {_MAIN: "computation", _DATA: "data"}
             names |= {tid: f"exchange {tid - _EXCHANGE + 1}" for tid in threads.values() if tid >= _EXCHANGE}
-            yield from _named(pid, f"rank {rank}", rank + 1, names)
-            for step, span in of_rank:
+            yield from _process_metadata(pid, f"rank {rank}", rank + 1, names)
+            for step, span in spans:
                 yield self._event(span, step, pid, threads[span])
-        # With the title, because viewers show no `otherData`.
-        pid = (max(self.ranks) + 1) * _PIDS_OF_RANK + 1
-        yield from _named(pid, f"critical path, {self.title}", 0, {1: "critical path"})
+        # The process's name has the title, because viewers do not show `otherData`.
+        pid = (max(self.ranks) + 1) * _PIDS_PER_RANK + 1
+        yield from _process_metadata(pid, f"critical path, {self.title}", 0, {1: "critical path"})
         for step in self.steps:
             for span in self.critical_path(step):
                 event = self._event(span, step, pid, 1)
@@ -201,17 +205,18 @@ class Timeline:
     def _begin_s(self) -> float:
         return min(span.begin_s for step in self.steps for span in self.spans(step))
 
-    def _drawn(self) -> dict[str, Any]:
+    def _plotly_json(self) -> dict[str, Any]:
+        """Return the figure of the type `application/vnd.plotly.v1+json`."""
         steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
-        return timeline_figure.figure(self.title, self.ranks, steps, self._about(), self.unit)
+        return timeline_figure.figure(self.title, self.ranks, steps, self._remarks(), self.unit)
 
-    def _about(self) -> list[str]:
-        if any(span.kind == "blocked" for step in self.by_step for span in self.spans(step)):
-            return [self.clocks.in_words(), *self.notes, _INCOMPARABLE]
-        return [self.clocks.in_words(), *self.notes]
+    def _remarks(self) -> list[str]:
+        """Return sentences: on the clocks first, then the notes, and whether the path lacks a beginning."""
+        has_blocked = any(span.kind == "blocked" for step in self.by_step for span in self.spans(step))
+        return [self.clocks.in_words(), *self.notes, *([_INCOMPARABLE] if has_blocked else [])]
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"application/vnd.plotly.v1+json": self._drawn(), "text/plain": str(self)}
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {"application/vnd.plotly.v1+json": self._plotly_json(), "text/plain": str(self)}
 
     def __str__(self) -> str:
         return "\n".join(self._in_lines())
@@ -226,32 +231,25 @@ class Timeline:
         for step, ranks in self.by_step.items():
             seconds = max(rank.end_s for rank in ranks) - min(rank.begin_s for rank in ranks)
             last = max(ranks, key=lambda rank: rank.end_s).rank
-            rows.append((str(step), f"{1e3 * seconds:.2f}", f"rank {last}", self._path_of_step(step)))
+            rows.append((str(step), f"{1e3 * seconds:.2f}", f"rank {last}", self._format_path(step)))
         yield from aligned(rows, right=(0, 1))
-        yield from self._about()
+        yield from self._remarks()
 
-    def _path_of_step(self, step: int) -> str:
-        """Return the critical path of a step as text, with the time of each activity."""
+    def _format_path(self, step: int) -> str:
+        """Return the critical path of a step as text with times in ms, such as 'rank 1: data 0.10, forward
+        10.20; rank 0: transfer 2.10'."""
         path = self.critical_path(step)
         if self.unit == "cell":
             # In a cell with a loop the path alternates between ranks in every iteration, so totals for each
             # rank are shown.
             path = sorted(path, key=lambda span: span.rank)
-        return _format_path(path)
-
-
-def _format_path(path: Iterable[Span]) -> str:
-    """Such as 'rank 1: data 0.1, forward 10.2; rank 0: transfer 2.1 ms'."""
-    parts: list[tuple[int, dict[str, float]]] = []
-    for span in path:
-        if not parts or parts[-1][0] != span.rank:
-            parts.append((span.rank, {}))
-        seconds = parts[-1][1]
-        seconds[span.kind] = seconds.get(span.kind, 0.0) + span.end_s - span.begin_s
-    return "; ".join(
-        f"rank {rank}: " + ", ".join(f"{kind} {1e3 * s:.2f}" for kind, s in seconds.items())
-        for rank, seconds in parts
-    )
+        parts = []
+        for rank, spans in groupby(path, key=lambda span: span.rank):
+            seconds: dict[str, float] = defaultdict(float)
+            for span in spans:
+                seconds[span.kind] += span.end_s - span.begin_s
+            parts.append(f"rank {rank}: " + ", ".join(f"{kind} {1e3 * s:.2f}" for kind, s in seconds.items()))
+        return "; ".join(parts)
 
 
 def of_run(
@@ -267,10 +265,10 @@ def of_run(
     Args:
         title: the run, with the simulated link and slow ranks if there are any.
         world_size: the number of ranks.
-        events: of all ranks, in order for each.
-        records: gives all records. It is called only for steps that were not recorded moment by moment.
-        profiles: the files of the profiler by rank, those that exist.
-        steps: the numbers of steps; None for the newest ones that were recorded moment by moment.
+        events: of all ranks, those of a rank in the order in which it recorded them.
+        records: returns all records. It is called only for steps without a TIMELINE event.
+        profiles: the profiler's files by rank, those that exist.
+        steps: the numbers of steps; None for the newest steps with a TIMELINE event.
 
     Raises:
         ConfigError: a step was not recorded by all ranks, or there are too many steps.
@@ -307,9 +305,7 @@ def of_run(
             "or trains no model"
         )
     if lacking:
-        available = (
-            f". Every moment was recorded of the steps {_ranges(sorted(detailed))}" if detailed else ""
-        )
+        available = f". Every moment was recorded of the steps {_ranges(detailed)}" if detailed else ""
         raise ConfigError(f"steps {lacking} were not recorded by all ranks{available}")
     return Timeline(
         title,
@@ -320,18 +316,18 @@ def of_run(
 
 
 def _shift_s(clocks: Clocks, rank: int, detail: Mapping[str, Any]) -> float:
-    """Return the seconds to add to the moments of a rank's event to get those of rank 0's clock; 0 for a
-    damaged event, which `from_moments` refuses."""
+    """Return the seconds to add to the moments of a rank's event to convert them to rank 0's clock; 0 for a
+    damaged event, for which `from_moments` returns None."""
     try:
         begun_s = float(detail["marks"][0][1])
-    except (KeyError, IndexError, TypeError, ValueError):
-        return 0.0  # `from_moments` says what is damaged
+    except (LookupError, TypeError, ValueError):
+        return 0.0
     return clocks.of_rank_0(rank, begun_s) - begun_s
 
 
 def _are_together(by_rank: Mapping[int, RankStep], world_size: int) -> bool:
-    """Whether all ranks recorded a step, in the same attempt: some may have done it before a failure, and
-    others have repeated it."""
+    """Return whether all ranks recorded a step, and in the same attempt: after a failure some ranks may have
+    repeated a step that others have only recorded before it."""
     if len(by_rank) < world_size:
         return False
     return max(r.begin_s for r in by_rank.values()) <= min(r.end_s for r in by_rank.values())
@@ -341,27 +337,18 @@ def _wanted(steps: int | Iterable[int] | None, detailed: Iterable[int]) -> list[
     """Return the numbers of the steps to show: those asked for, or the newest uninterrupted series of steps
     that were recorded moment by moment."""
     if steps is None:
-        newest: list[int] = []
-        for step in sorted(detailed, reverse=True):
-            if newest and step != newest[-1] - 1:
-                break
-            newest.append(step)
-        return sorted(newest[:_MAX_STEPS])
+        groups = consecutive(sorted(detailed))
+        return groups[-1][-_MAX_STEPS:] if groups else []
     wanted = [steps] if isinstance(steps, int) else sorted(set(steps))
     if len(wanted) > _MAX_STEPS:
         raise ConfigError(f"{len(wanted)} steps are too many for one timeline: at most {_MAX_STEPS}")
     return wanted
 
 
-def _ranges(steps: Sequence[int]) -> str:
-    """Such as '3 to 5, 10 to 12'."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and step == parts[-1][-1] + 1:
-            parts[-1].append(step)
-        else:
-            parts.append([step])
-    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+def _ranges(steps: Iterable[int]) -> str:
+    """Return steps as text, such as '3 to 5, 10 to 12'."""
+    groups = consecutive(sorted(steps))
+    return ", ".join(f"{g[0]} to {g[-1]}" if len(g) > 1 else str(g[0]) for g in groups)
 
 
 @dataclass(frozen=True)
@@ -372,10 +359,12 @@ class Profile:
     first_step: int
 
 
-def _named(pid: int, name: str, place: int, threads: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """Yield the metadata events that name a process and its threads and set their places in the viewer."""
+def _process_metadata(
+    pid: int, name: str, sort_index: int, threads: Mapping[int, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the metadata events that name a process and its threads and set their order in the viewer."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": place}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": sort_index}}
     for tid, thread in sorted(threads.items()):
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": thread}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
@@ -398,10 +387,11 @@ def _threads(spans: Sequence[Span]) -> dict[Span, int]:
 def _profiler_events(
     profile: Profile, rank: int, begun_us: Mapping[int, float]
 ) -> tuple[list[dict[str, Any]], float]:
-    """Return the events of a rank's profile on the time axis of the records, and the error in microseconds.
+    """Return the events of a rank's profile on the time axis of the records, and the error of their times in
+    microseconds.
 
-    The profiler has a clock of its own. The beginnings of the steps are known by both clocks: the median of
-    the differences is taken off, and the largest distance from it is the error.
+    The profiler's times are of another clock than the records'. Both have the beginnings of the steps: the
+    profiler's times are shifted by the median difference, and the largest deviation from it is the error.
 
     Args:
         profile: the file, and the number of its first step.
@@ -429,16 +419,17 @@ def _profiler_events(
     for event in events:
         if "pid" not in event:
             continue
-        pid = pids.setdefault(event["pid"], rank * _PIDS_OF_RANK + 2 + len(pids))
+        pid = pids.setdefault(event["pid"], rank * _PIDS_PER_RANK + 2 + len(pids))
         new = {**event, "pid": pid}
-        if "ts" in event and event.get("ph") != "M":
+        phase, name = event.get("ph"), event.get("name")
+        if "ts" in event and phase != "M":
             new["ts"] = round(event["ts"] + shift_us, 3)
-        # Ids of flows and numbers of processes must differ between the ranks of one trace.
-        if event.get("ph") in _FLOWS and isinstance(event.get("id"), int):
-            new["id"] = event["id"] + rank * _FLOW_IDS
-        if event.get("ph") == "M" and event.get("name") == "process_name":
+        # Ids of flows and of processes must differ between the ranks of one trace.
+        if phase in _FLOWS and isinstance(event.get("id"), int):
+            new["id"] = event["id"] + rank * _FLOW_IDS_PER_RANK
+        if phase == "M" and name == "process_name":
             new["args"] = {"name": f"rank {rank}, profiler: {event['args']['name']}"}
-        if event.get("ph") == "M" and event.get("name") == "process_sort_index":
-            new["args"] = {"sort_index": 1000 * (rank + 1) + pid % _PIDS_OF_RANK}
+        if phase == "M" and name == "process_sort_index":
+            new["args"] = {"sort_index": 1000 * (rank + 1) + pid % _PIDS_PER_RANK}
         moved.append(new)
     return moved, error_us

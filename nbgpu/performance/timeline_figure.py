@@ -10,7 +10,7 @@ from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
 from nbgpu.text.sizes import in_words
 
 Steps = Mapping[int, tuple[Sequence[Span], Sequence[Span]]]
-"""By step: all spans, and the critical path."""
+"""By step number, the spans of all ranks and the spans of the critical path."""
 
 WORDS: dict[Kind, str] = {
     "data": "waiting for data",
@@ -28,24 +28,25 @@ _HATCHES: dict[Kind, str] = {"waiting": "/", "transfer": ".", "blocked": "x"}
 _GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 _LANES = ("computation", "exchange", "data")
 _GAP = 0.6
-"""Between the lanes of two ranks, in lanes."""
+"""The gap between the lanes of two ranks, as a share of a lane's height."""
 _LANE_PX = 26
 _LINE_ABOVE = 0.46
+"""How far the line of the critical path is above the middle of a lane, as a share of a lane's height."""
 _ABOVE_PX, _BELOW_PX = 70, 115
-"""The margins: of the title, and of the x axis with the legend."""
+"""The margins: for the title, and for the x axis with the legend."""
 
 
 def figure(
-    title: str, ranks: Sequence[int], steps: Steps, about: Sequence[str], unit: str = "step"
+    title: str, ranks: Sequence[int], steps: Steps, remarks: Sequence[str], unit: str
 ) -> dict[str, Any]:
-    """The figure, of the type `application/vnd.plotly.v1+json`; the x axis is in milliseconds.
+    """Return the figure of the type `application/vnd.plotly.v1+json`; its x axis is in milliseconds.
 
     Args:
         title: the run or cell.
-        ranks: their numbers.
+        ranks: the numbers of the ranks.
         steps: at least one.
-        about: about the ranks' clocks, and what else is to be known.
-        unit: 'step', or 'cell'.
+        remarks: sentences for the subtitle, such as on the ranks' clocks.
+        unit: 'step' or 'cell'.
     """
     zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
     names = f"{unit} {min(steps)}" if len(steps) == 1 else f"{unit}s {min(steps)} to {max(steps)}"
@@ -57,7 +58,7 @@ def figure(
     # A vertical line at the beginning of each step.
     begins = {step: min(span.begin_s for span in spans) for step, (spans, _) in steps.items()}
     layout: dict[str, Any] = {
-        "title": {"text": f"{title}, {names}<br><sup>{'; '.join(['measured', *about])}</sup>"},
+        "title": {"text": f"{title}, {names}<br><sup>{'; '.join(['measured', *remarks])}</sup>"},
         "barmode": "overlay",
         "bargap": 0,
         "height": _ABOVE_PX + _LANE_PX * len(lanes) + _BELOW_PX,
@@ -93,11 +94,11 @@ def figure(
 
 def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
     """Return Plotly's trace of all spans of one kind: a horizontal bar for each, in the lane of its rank."""
-    of_kind = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
+    chosen = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
     color = KIND_COLORS[kind]
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
     if kind in _HATCHES:
-        # The rank computes nothing: hatched, so that it can be told without its colour.
+        # Hatching marks the spans in which a rank computes nothing, also for readers who see no colours.
         marker = {
             "color": "rgba(0,0,0,0)",
             "line": {"color": color, "width": 1},
@@ -107,37 +108,37 @@ def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
         "type": "bar",
         "orientation": "h",
         "name": WORDS[kind],
-        "base": [_ms(span.begin_s - zero_s) for _, span in of_kind],
-        "x": [_ms(span.end_s - span.begin_s) for _, span in of_kind],
-        "y": [_y(span.rank, _lane(kind)) for _, span in of_kind],
+        "base": [_ms(span.begin_s - zero_s) for _, span in chosen],
+        "x": [_ms(span.end_s - span.begin_s) for _, span in chosen],
+        "y": [_y(span.rank, _lane(kind)) for _, span in chosen],
         "width": 0.8,
-        # Several transfers may be on their way at once.
+        # The bars of transfers may overlap, so they are translucent.
         "opacity": 0.6 if kind in ("exchange", "collective") else 1.0,
         "marker": marker,
-        "text": [_label(span) for _, span in of_kind],
+        "text": [_label(span) for _, span in chosen],
         "textposition": "none",
-        "customdata": [[step, span.rank] for step, span in of_kind],
+        "customdata": [[step, span.rank] for step, span in chosen],
         "hovertemplate": f"{WORDS[kind]}, %{{x:.3f}} ms, from %{{base:.3f}} ms %{{text}}"
         f"<br>{unit} %{{customdata[0]}}, rank %{{customdata[1]}}<extra></extra>",
     }
 
 
 def _path(steps: Steps, zero_s: float) -> dict[str, Any]:
-    """The critical paths as one line, with gaps where steps are not drawn. A transfer leads from the last
-    rank to the one on which the path goes on."""
+    """Return Plotly's trace of the critical paths as one line, with gaps where steps are not drawn. A
+    transfer is drawn from the previous rank of the path to the rank on which the path continues."""
     x: list[float | None] = []
     y: list[float | None] = []
-    at = None
+    previous_y = None
     for step, (_, path) in steps.items():
         if step - 1 not in steps:
-            at = None
+            previous_y = None
         for span in path:
-            lane = 2 if span.kind == "data" else 0
-            here = _y(span.rank, lane) + _LINE_ABOVE
+            span_y = _y(span.rank, _lane(span.kind)) + _LINE_ABOVE
             x += [_ms(span.begin_s - zero_s), _ms(span.end_s - zero_s)]
-            y += [at if span.kind == "transfer" and at is not None else here, here]
-            at = here
+            y += [previous_y if span.kind == "transfer" and previous_y is not None else span_y, span_y]
+            previous_y = span_y
         if step + 1 not in steps:
+            # Plotly breaks a line at None.
             x.append(None)
             y.append(None)
     return {
@@ -152,18 +153,20 @@ def _path(steps: Steps, zero_s: float) -> dict[str, Any]:
 
 
 def _lane(kind: Kind) -> int:
+    """Return the index in _LANES for a kind of span."""
     return {"exchange": 1, "collective": 1, "data": 2}.get(kind, 0)
 
 
 def _label(span: Span) -> str:
-    """Such as 'all_reduce 1.0 MB'."""
+    """Return the operation and the size of a span, such as 'all_reduce 1.0 MiB'."""
     return " ".join(filter(None, [span.name, in_words(span.num_bytes) if span.num_bytes else ""]))
 
 
 def _y(rank: int, lane: int) -> float:
+    """Return the y coordinate of the middle of a rank's lane; rank 0 is at the top."""
     return -(rank * (len(_LANES) + _GAP) + lane)
 
 
 def _ms(seconds: float) -> float:
-    """To tenths of a microsecond, which are less than the clock tells."""
+    """Convert to milliseconds, rounded to a tenth of a microsecond, which is below the clock's precision."""
     return round(1e3 * seconds, 4)

@@ -24,8 +24,8 @@ ONE_REPEAT = "one repeat has no interval. Measure with repeats=3"
 
 
 def doubt(point: PointSummary) -> str:
-    """Return why the comparison of a point with the first one is not decided, and what would decide it; empty
-    if it is decided, and for the first point."""
+    """Return why the comparison of a point with the first one is not decided, and what would decide it; an
+    empty text if it is decided, and for the first point itself."""
     if point.is_reference:
         return ""
     low, high = point.relative_between
@@ -40,12 +40,12 @@ def doubt(point: PointSummary) -> str:
 
 
 def point_verdict(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) -> str:
-    """Return how fast a point is by the first one, or that it is not decided.
+    """Return the samples per second of a point relative to the first point, or why that is not decided.
 
     Args:
         summary: the points of a study.
         value: the value of the point.
-        by_ranks: whether the number of ranks is varied.
+        by_ranks: whether the study varies the number of ranks.
 
     Raises:
         KeyError: there is no such point, or it was not measured.
@@ -62,11 +62,11 @@ def point_verdict(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: b
 
 
 def fastest(summary: Sequence[PointSummary | Gap], vary: str) -> str:
-    """Return which point is the fastest, or that it is not decided.
+    """Return which point is the fastest, or why that is not decided.
 
     Args:
         summary: the points of a study.
-        vary: what is varied.
+        vary: the name of the setting that the study varies.
     """
     measured = sorted(
         (point for point in summary if isinstance(point, PointSummary)),
@@ -94,8 +94,8 @@ def fastest(summary: Sequence[PointSummary | Gap], vary: str) -> str:
 
 
 def _repeats_needed(num_repeats: int, difference: float, width: float) -> float:
-    """Return how many repeats would decide a difference, infinitely many if there is none: an interval
-    shrinks with the square root of their number.
+    """Return the number of repeats that would decide a difference: an interval shrinks with the square root
+    of their number. Infinite for no difference.
 
     Args:
         num_repeats: the repeats so far.

@@ -1,7 +1,7 @@
-"""Every function of the engine and of the recipes that the notebook's side calls on ranks.
+"""The functions of the engine and of the recipes that the notebook calls on ranks.
 
-The notebook's side names them by strings, because it imports neither of them nor torch. All the strings
-are here, so that a test (tests/unit/protocol/test_calls.py), and not a user, notices when a function was
+The notebook refers to them by strings, because it does not import the engine, the recipes or torch. All
+strings are in this module, so that a test (tests/unit/protocol/test_calls.py) detects functions that were
 moved or renamed.
 """
 
@@ -28,7 +28,7 @@ class Call(StrEnum):
     MEASURE_MEMORY = "nbgpu.engine.measurements:measure_memory"
     PREDICT_MEMORY = "nbgpu.engine.measurements:predict_memory"
     MONOTONIC_S = "time:monotonic"
-    """Called to find out whether a rank answers at all, and what its clock shows."""
+    """Called to test whether a rank answers, and to read its clock."""
 
     GET_READY_TO_TRAIN = "nbgpu.engine.train:get_ready"
     TRAIN = "nbgpu.engine.train:run_in_engine"
@@ -61,7 +61,7 @@ class Call(StrEnum):
     KEPT_FAILURE = "nbgpu.engine.ipykernel.kept_failure:kept"
 
     DESCRIBE_HOST = "nbgpu.engine.process.host_calls:describe"
-    """This one and those below are called on the engine of a host, which is no rank."""
+    """This function and those below are called on the engine of a host, which is not a rank."""
     CLOCK_OF_HOST = "time:time"
     CALL_ON_HOST = "nbgpu.engine.process.host_calls:call"
     FORK_ON_HOST = "nbgpu.engine.process.host_calls:fork"
@@ -79,7 +79,7 @@ class Call(StrEnum):
 
     @property
     def module(self) -> str:
-        """The module that has the function."""
+        """The module with the function."""
         return self.partition(":")[0]
 
     @property

@@ -1,4 +1,4 @@
-"""The messages between `nbgpu characterize` and the process that measures for it."""
+"""The messages between `nbgpu characterize` and its worker process, which measures the descriptors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class CharacterizationJob:
 
     measurements: Sequence[Measurement]
     only_measured: Sequence[str]
-    """Descriptors beside those of the settings, which no reconstruction can match."""
+    """Further descriptors, which can be measured but not be the target of a reconstruction."""
     against: Mapping[str, Any] | None
-    """The settings that name what all are compared with; None for nothing."""
+    """The settings of the microstructure or descriptors with which all are compared; None for no
+    comparison."""
     only_check: bool
-    """Whether the files are to be looked at, and nothing measured."""
+    """Whether to check the files without measuring."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The types by which hosts that dial in and the notebook's side know each other."""
+"""The data types that hosts which connect to a cluster ("dial in") exchange with the notebook's side."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from pathlib import Path
 from typing import Any
 
 FIRST_NUMBER = 1000
-"""ipyparallel's numbers of hosts' engines begin here; those below are for the engines of ranks."""
+"""The smallest ipyparallel id of a host's engine; smaller ids are for the engines of ranks."""
 _NUM_NUMBERS = 2**30
-"""So many numbers to draw from that two hosts hardly draw the same."""
+"""Random numbers from so many are unique in practice."""
 
 
 def new_number() -> int:
-    """A number for a host's engine, which no other host of the cluster has."""
+    """Return a random, unique id for a host's engine."""
     return FIRST_NUMBER + secrets.randbelow(_NUM_NUMBERS)
 
 
 @dataclass(frozen=True)
 class JoinFile:
-    """All that a host needs to dial in. It has the keys of the cluster: only the user may read it."""
+    """All that a host needs to connect to the cluster. The file contains the cluster's keys, so only the user
+    may read it."""
 
     engine_connection: Mapping[str, Any]
-    """ipyparallel's file for engines."""
+    """The content of ipyparallel's connection file for engines."""
     meeting: Mapping[str, Any]
     """The fields of the `MeetingPlace`."""
     environment: Mapping[str, str]
-    """The variables of the engines beside the host's own."""
+    """Environment variables of the engines, in addition to the host's."""
     interface: str
-    """The interface of the notebook's host at which the controller listens."""
+    """The network interface of the notebook's host on which the controller listens."""
     working_folder: str = ""
-    """The notebook's working folder. The ranks work in the same folder if their host has it."""
+    """The notebook's working folder, which is also the ranks' working folder if it exists on their host."""
 
     def as_json(self) -> str:
-        """The content of the file."""
+        """Return the content of the file."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -47,26 +48,26 @@ class JoinFile:
 
 @dataclass(frozen=True)
 class JoinedHost:
-    """A host of a cluster, as the next owner of the cluster must know it."""
+    """A connected host of a cluster, as it is stored for a process that attaches to the cluster later."""
 
     name: str
-    """Unique in the cluster."""
+    """The host's name, unique in the cluster."""
     engine: int
-    """ipyparallel's number of its engine."""
+    """The ipyparallel id of the host's engine."""
     description: Mapping[str, Any]
     """The fields of its `HostDescription`."""
     clock_ahead_s: float = 0.0
-    """The seconds by which the host's clock is ahead of the clock of the notebook's host; its ranks correct
-    theirs by this."""
+    """The seconds by which the host's clock is ahead of the clock of the notebook's host. The host's ranks
+    correct their times by this."""
 
 
 @dataclass(frozen=True)
 class HostDescription:
-    """The facts about a host that it sends when it has dialled in."""
+    """The facts that a host reports when it has connected."""
 
     name: str
     interface: str
-    """The interface through which it reaches the controller."""
+    """The network interface through which the host reaches the controller."""
     address: str
     folder: str
     """The cluster's folder on that host."""
@@ -79,4 +80,4 @@ class HostDescription:
     devices: tuple[Mapping[str, Any], ...]
     """The device of each rank of the host, as the fields of `Device`."""
     problem: str = ""
-    """A reason why the host cannot honour the cluster's settings; empty if it can."""
+    """Why the host cannot fulfil the cluster's settings; empty if it can."""

@@ -1,8 +1,8 @@
-"""Folders of the notebook's host that another host does not see, and their copies there.
+"""Served folders: folders of the notebook's host that another host cannot access, and their copies there.
 
-The ranks are given the paths of the notebook's host. On a host that does not see such a folder, its copy
-stands in the cluster's private folder under the same path, so that paths between two folders are the same in
-their copies. The notebook's side brings the files to and fro (client/engines/other_hosts/served.py).
+The ranks get the paths of the notebook's host. On a host without access to such a folder, a copy of the
+folder is in the cluster's private folder under the same path, so that relative paths between two folders stay
+the same. The notebook's side synchronises the files (client/engines/other_hosts/served.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from nbgpu.protocol.cluster_processes import cluster_folder
 COPIES = "served"
 """The folder of all copies, in the cluster's folder of a host."""
 MARK = ".served"
-"""A file in a copy, which tells it from the folders above it."""
+"""A file that marks the top folder of a copy."""
 RECEIVED = ".received"
-"""A file in a checkpoint of a copy that has come from another host's copy."""
+"""A file that marks a checkpoint in a copy that was received from another host's copy."""
 
 
 class Piece(NamedTuple):
@@ -33,43 +33,48 @@ class Piece(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Files and checkpoints of a host that the notebook's host does not have yet, and those that are gone."""
+    """The changes in a copy since they were last sent to the notebook's host."""
 
     pieces: list[Piece]
     whole: list[str]
-    """Checkpoints whose files have all been sent by now, relative to the folder."""
+    """Checkpoints whose files have now all been sent, relative to the folder."""
     gone: list[str]
-    """Files and checkpoints, sent before in whole or in part, that have been removed there."""
+    """Files and checkpoints that were sent, completely or in part, and have been removed since."""
     num_bytes_left: int
-    """The bytes that are still to be sent."""
+    """The number of bytes that are still to be sent."""
     work_s: float
-    """The time that the host took to find this out."""
+    """The time that the host took to collect the changes."""
 
 
 def copy_of(path: Path, folder: Path) -> Path:
-    """The place of a path of the notebook's host in a cluster's folder of another host."""
+    """Return the path of the copy of a path of the notebook's host.
+
+    Args:
+        path: the path on the notebook's host.
+        folder: the cluster's folder on the other host.
+    """
     return folder / COPIES / path.relative_to(path.anchor)
 
 
 def here(path: str | Path) -> Path:
-    """The place of a path of the notebook's host on this rank's host: in a copy if the path's folder is
-    served, and else the path itself."""
+    """Return the path on this rank's host for a path of the notebook's host: that of the copy if the path is
+    in a served folder, else the path itself."""
     path, folder = Path(path), cluster_folder()
     if folder is None or not path.is_absolute() or not (folder / COPIES).exists():
         return path
-    copy = copy_of(path, folder)
-    return copy if any((copy_of(each, folder) / MARK).exists() for each in (path, *path.parents)) else path
+    is_served = any((copy_of(parent, folder) / MARK).exists() for parent in (path, *path.parents))
+    return copy_of(path, folder) if is_served else path
 
 
 def is_copy(path: Path) -> bool:
-    """Whether a path of this rank's host is in a copy."""
+    """Return whether a path of this rank's host is in a copy."""
     folder = cluster_folder()
     return folder is not None and path.is_relative_to(folder / COPIES)
 
 
 def original(path: str | Path) -> Path:
-    """The path of the notebook's host for a path that is perhaps in a copy."""
+    """Return the path on the notebook's host for a path of this rank's host, which may be in a copy."""
     path, folder = Path(path), cluster_folder()
-    if folder is None or not path.is_relative_to(folder / COPIES):
+    if folder is None or not is_copy(path):
         return path
     return Path("/") / path.relative_to(folder / COPIES)

@@ -1,10 +1,10 @@
-"""The short cuts of distributed cells that both sides share: the switch that turns them off, and ipykernel's
-stdout and stderr without needless flushes.
+"""Optimizations of distributed cells that the notebook and the engines share: the switch that turns them off,
+and the flushes of ipykernel's stdout and stderr.
 
-With NBGPU_PLAIN_CELLS=1 in the environment of the notebook's kernel, and so of its engines, ipykernel and
-ipyparallel send, run and answer cells in their own way, which takes some milliseconds longer. A fault that
-goes away with the switch is in one of the short cuts. An upgrade that moves a private name can cause such a
-fault.
+With NBGPU_PLAIN_CELLS=1 in the environment of the notebook's kernel, which its engines inherit, ipykernel and
+ipyparallel send, run and answer cells without optimizations, which takes some milliseconds longer. A fault
+that disappears with the switch is in one of the optimizations, for example after an upgrade that renamed a
+private name.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ VARIABLE = "NBGPU_PLAIN_CELLS"
 
 
 def are_plain() -> bool:
-    """Whether this process does without the short cuts."""
+    """Return whether the optimizations are turned off in this process."""
     return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 def flush_only_what_was_written(
     stream: Any, about_to_flush: Callable[[], None] = lambda: None
 ) -> Callable[[], None]:
-    """Make a stream's `flush` do nothing while no text is waiting.
+    """Replace a stream's `flush` by one that does nothing if no text is waiting.
 
-    ipykernel flushes both streams twice in each request, and each time waits for the thread that sends.
-    Whether text is waiting is a private attribute of ipykernel (from 6.29 to 7.4); where it is missing, every
-    flush takes place.
+    ipykernel flushes both streams twice in each request, and each time waits for its IOPub thread. Whether
+    text is waiting is a private attribute of ipykernel (from 6.29 to 7.4); if it is missing, every flush is
+    done.
 
     Args:
         stream: an ipykernel OutStream.
@@ -41,9 +41,8 @@ def flush_only_what_was_written(
     flush = stream.flush
 
     def flush_what_waits() -> None:
-        """Flush the stream, unless ipykernel says that no text waits."""
-        # `_flush_pending` is False once ipykernel's IOPub thread has begun to send the text. That thread
-        # sends in order, so that the text goes before anything that is handed to it later.
+        # `_flush_pending` is False as soon as ipykernel's IOPub thread has begun to send the text. That
+        # thread sends in order, so that the text comes before everything that is passed to it later.
         if getattr(stream, "_flush_pending", True):
             about_to_flush()
             flush()

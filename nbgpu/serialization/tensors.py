@@ -1,7 +1,6 @@
-"""The form in which tensors travel in a parcel: their memory once, however many tensors view it.
+"""Serialization of tensors in a parcel. Memory that several tensors share is sent once.
 
-This is the one module of both sides that needs torch. The notebook's kernel loads it only when a tensor
-travels.
+This module needs torch. The notebook's kernel imports it only when a tensor is transferred.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _LARGEST_ITEM_BYTES = 16
 """The size of an element of torch's largest dtype, complex128."""
 
 Source = memoryview | Callable[[memoryview], None]
-"""Bytes that can be sent as they are, or a function that writes them to a buffer."""
+"""The bytes of a block, or a function that writes them into a buffer."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,11 @@ class TensorForm:
     """Everything about a tensor except its bytes."""
 
     block: int
-    """The number of its block of bytes, which it may share with other tensors; -1 where it has none."""
+    """The index of the block with its bytes, which it may share with other tensors; -1 for no elements."""
     dtype: str
+    """The name of the dtype in torch, such as 'float32'."""
     offset: int
-    """The offset of its first element in the block, in elements."""
+    """The offset of the first element in the block, in elements."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
@@ -37,8 +37,8 @@ class TensorForm:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a plain tensor. Other kinds, such as sparse tensors, pickle themselves as plain
-    ones."""
+    """Return whether a value is a plain tensor. Other kinds, such as sparse tensors, are pickled by torch,
+    which reduces them to plain ones."""
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout == torch.strided
@@ -50,9 +50,15 @@ def is_plain(value: Any) -> bool:
 def take_apart(
     tensors: Sequence[torch.Tensor], first_block: int
 ) -> tuple[list[TensorForm], list[tuple[int, Source]]]:
-    """(the forms of tensors, their blocks with sizes in bytes). The blocks are numbered from `first_block`.
+    """Split tensors into their forms and blocks of bytes. Tensors that share memory share a block. Only the
+    part of a storage that the tensors view is sent.
 
-    Tensors that share memory share a block. Only the part of a storage that the tensors view is sent.
+    Args:
+        tensors: the tensors.
+        first_block: the index of the first block.
+
+    Returns:
+        The forms, and (size in bytes, source) of each block.
     """
     forms: list[TensorForm | None] = [None] * len(tensors)
     blocks: list[tuple[int, Source]] = []
@@ -64,21 +70,19 @@ def take_apart(
         else:
             forms[index] = _form(tensors[index], -1, 0, _contiguous_stride(tensor.shape))
     for indices in by_storage.values():
-        for together in _overlapping(plain, indices):
+        for group in _overlapping(plain, indices):
             block = first_block + len(blocks)
-            # The block must begin at a whole element of every dtype that views it.
-            begin = (
-                min(_span(plain[index])[0] for index in together) // _LARGEST_ITEM_BYTES * _LARGEST_ITEM_BYTES
-            )
-            end = max(_span(plain[index])[1] for index in together)
-            (first, *others) = (plain[index] for index in together)
-            if not others and _span(first)[1] - _span(first)[0] > first.numel() * first.element_size():
-                # The tensor has gaps, and no other one views its memory.
-                blocks.append((first.numel() * first.element_size(), _writer(first)))
-                forms[together[0]] = _form(tensors[together[0]], block, 0, _contiguous_stride(first.shape))
+            first = plain[group[0]]
+            begin, end = min(_span(plain[i])[0] for i in group), max(_span(plain[i])[1] for i in group)
+            if len(group) == 1 and end - begin > first.nbytes:
+                # A tensor with gaps, whose memory no other one shares, is copied without the gaps.
+                blocks.append((first.nbytes, _writer(first)))
+                forms[group[0]] = _form(tensors[group[0]], block, 0, _contiguous_stride(first.shape))
                 continue
+            # In a block that several dtypes view, the offset must be a whole number of elements of each.
+            begin = begin // _LARGEST_ITEM_BYTES * _LARGEST_ITEM_BYTES
             blocks.append((end - begin, _source(first.untyped_storage(), begin, end)))
-            for index in together:
+            for index in group:
                 tensor = plain[index]
                 offset = (_span(tensor)[0] - begin) // tensor.element_size()
                 forms[index] = _form(tensors[index], block, offset, tensor.stride())
@@ -92,8 +96,13 @@ def put_together(form: TensorForm, block: Any) -> torch.Tensor:
 
 
 def in_storage(form: TensorForm, storage: torch.UntypedStorage | None, device: torch.device) -> torch.Tensor:
-    """Build the tensor of a form in the memory of a block, which is on the device; None where the tensor has
-    no elements."""
+    """Build the tensor of a form.
+
+    Args:
+        form: the form.
+        storage: the memory of its block; None for a tensor without elements.
+        device: the device of that memory.
+    """
     dtype = getattr(torch, form.dtype)
     if storage is None:
         tensor = torch.empty(form.shape, dtype=dtype, device=device)
@@ -106,7 +115,7 @@ def in_storage(form: TensorForm, storage: torch.UntypedStorage | None, device: t
 
 
 def _form(tensor: torch.Tensor, block: int, offset: int, stride: Sequence[int]) -> TensorForm:
-    """Describe a tensor that begins at an offset of a block, in elements, and has these strides there."""
+    """Return the form of a tensor with this offset and stride, in elements, in its block."""
     return TensorForm(
         block,
         str(tensor.dtype).removeprefix("torch."),
@@ -123,14 +132,14 @@ def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """(first, last + 1) of the bytes of its storage that a tensor views."""
+    """Return (first, last + 1) of the bytes of its storage that a tensor views."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     begin = int(tensor.storage_offset()) * tensor.element_size()
     return begin, begin + int(last + 1) * tensor.element_size()
 
 
 def _overlapping(tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> list[list[int]]:
-    """The tensors of one storage, grouped so that those which overlap are together."""
+    """Return the tensors of one storage, by index, in groups of overlapping ones."""
     groups: list[list[int]] = []
     end = -1
     for index in sorted(indices, key=lambda index: _span(tensors[index])):
@@ -144,11 +153,14 @@ def _overlapping(tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> lis
 
 
 def _source(storage: torch.UntypedStorage, begin: int, end: int) -> Source:
+    """Return the source of a range of bytes of a storage."""
     part = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, begin, (end - begin,), (1,))
     return memoryview(part.numpy().data) if part.device.type == "cpu" else _writer(part)
 
 
 def _writer(tensor: torch.Tensor) -> Source:
+    """Return a function that writes the elements of a tensor, in C order, into a buffer."""
+
     def write(buffer: memoryview) -> None:
         torch.frombuffer(buffer, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 

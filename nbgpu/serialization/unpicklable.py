@@ -1,4 +1,4 @@
-"""Find the parts of a value that cannot travel between processes, and say why."""
+"""Find the parts of a value that cannot be transferred between processes, and explain why."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import FunctionType
 from typing import Any
 
 _OF_IPYTHON = {"In", "Out", "exit", "quit", "open", "get_ipython"}
-"""Variables that nobody has made."""
+"""IPython's variables, which no user has assigned."""
 _MAX_LINES = 10
-"""The most parts that one error names."""
+"""The largest number of parts that one error names."""
 _MAX_DEPTH = 50
-"""The deepest nesting of parts that is searched."""
+"""The depth of nested parts down to which is searched."""
 
 _OF_THE_GROUP = "belongs to the process group of the ranks"
 _IN_MID_RUN = "is in mid-run"
@@ -50,7 +50,7 @@ _REASONS = {
     for module in ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
     for name in ("ProcessGroup", "Store", "Work")
 }
-"""Why values of a class cannot travel, and what can be taken in their place. The keys are names, so that
+"""By the name of a class, why its values cannot be transferred, and an alternative. Names are used so that
 nothing has to be imported."""
 
 _PICKLES_AND_DOES_NOT_ARRIVE = {
@@ -59,15 +59,16 @@ _PICKLES_AND_DOES_NOT_ARRIVE = {
     "torch.distributed.device_mesh.DeviceMesh",
     "torch.distributed.tensor.DTensor",
 }
+"""Classes whose values can be pickled, but not unpickled in another process."""
 _PARTS_OF_A_MODULE = ("_parameters", "_buffers", "_modules")
 
 
 class Explained(Exception):
-    """An error whose message is a reason in words, which needs nothing around it.
+    """An error whose message is a complete explanation for a person.
 
     Args:
         reason: the message.
-        about: the value that the reason is about, whose parts need no reasons of their own.
+        about: the value that the message explains, whose parts are then not searched.
     """
 
     def __init__(self, reason: str, about: Any = None) -> None:
@@ -76,21 +77,20 @@ class Explained(Exception):
 
 
 def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
-    """A line for each name that no variable has, with the names that may have been meant."""
-    known = [name for name in variables if not name.startswith("_") and name not in _OF_IPYTHON]
+    """Return a line for each name without a variable, with similar names of variables."""
+    candidates = [name for name in variables if not name.startswith("_") and name not in _OF_IPYTHON]
     lines = []
     for name in names:
         if name not in variables:
-            near = " or ".join(difflib.get_close_matches(name, known))
-            lines.append(
-                f"{name}: there is no variable of this name" + f". Did you mean {near}?" * bool(near)
-            )
+            similar = " or ".join(difflib.get_close_matches(name, candidates))
+            hint = f". Did you mean {similar}?" if similar else ""
+            lines.append(f"{name}: there is no variable of this name{hint}")
     return lines
 
 
 def code_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(functions and classes that were defined in a cell, all other values). The first travel as code, and
-    not by name."""
+    """Return (functions and classes that were defined in a cell, all other values). The first are transferred
+    as source code."""
     code = {
         name: value
         for name, value in values.items()
@@ -100,8 +100,8 @@ def code_apart(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def must_stay(value: Any) -> bool:
-    """Whether a value cannot travel although it can be pickled."""
-    # All such classes are torch's, and this function runs for every object.
+    """Return whether a value cannot be transferred although it can be pickled."""
+    # This runs for every object, and all such classes are torch's, so others are skipped for speed.
     bases = (base for base in type(value).__mro__ if base.__module__.startswith("torch."))
     return any(_full_name(base) in _PICKLES_AND_DOES_NOT_ARRIVE for base in bases)
 
@@ -112,20 +112,21 @@ def described(
     cannot: str = "cannot travel",
     instead: str = "Send",
 ) -> list[str]:
-    """A line for each part of the values that cannot travel: its path, its type and the reason.
+    """Return a line for each part of the values that cannot be transferred: its path, its type and the
+    reason.
 
     Args:
         values: the values by name.
-        refusal: returns the reason why a value cannot travel, or None.
-        cannot: what cannot be done with it, in words.
-        instead: the verb of the sentence that says what can be taken in its place.
+        refusal: returns the error for a value that cannot be transferred, or None.
+        cannot: the phrase for the failure, for messages.
+        instead: the verb of the sentence with the alternative.
     """
     lines: list[str] = []
     seen: set[int] = set()
 
-    def look(path: str, value: Any, depth: int = 0) -> None:
-        """Add a line for each innermost part of a value that cannot travel, or for the value itself if its
-        parts can."""
+    def search(path: str, value: Any, depth: int = 0) -> None:
+        """Add a line for each innermost part of a value that is refused, or for the value itself if none of
+        its parts is."""
         if len(lines) > _MAX_LINES or id(value) in seen:
             return
         error = refusal(value)
@@ -136,40 +137,36 @@ def described(
         is_explained = isinstance(error, Explained) and error.about is value
         if not must_stay(value) and not is_explained and depth < _MAX_DEPTH:
             for suffix, part in _parts(value):
-                look(path + suffix, part, depth + 1)
+                search(path + suffix, part, depth + 1)
         if len(lines) == num_lines_before:
             lines.append(f"{path}: {_kind(value)} {cannot}: {_reason(path, value, error, instead)}")
 
     for name, value in values.items():
-        look(name, value)
+        search(name, value)
     return lines[:_MAX_LINES] + ["and more"] * (len(lines) > _MAX_LINES)
 
 
 def path_to(name: str, values: Mapping[str, Any]) -> str:
-    """The path to the first value that is the class or function of this qualified name, or an instance of the
-    class."""
+    """Return the path to the first value, or part of a value, that is the class or function of this qualified
+    name, or an instance of the class; the names of all values if there is none."""
     seen: set[int] = set()
 
-    def look(path: str, value: Any, depth: int = 0) -> str | None:
-        """Return the path to the first part of a value that is the class or function, or an instance of the
-        class."""
+    def search(path: str, value: Any, depth: int = 0) -> Iterator[str]:
         for candidate in (value, type(value)):
-            if (getattr(candidate, "__module__", ""), getattr(candidate, "__qualname__", "")) == (
-                "__main__",
-                name,
-            ):
-                return path
-        if id(value) in seen or depth > _MAX_DEPTH:
-            return None
-        seen.add(id(value))
-        return next(
-            filter(None, (look(path + suffix, part, depth + 1) for suffix, part in _parts(value))), None
-        )
+            qualified = getattr(candidate, "__module__", ""), getattr(candidate, "__qualname__", "")
+            if qualified == ("__main__", name):
+                yield path
+        if id(value) not in seen and depth <= _MAX_DEPTH:
+            seen.add(id(value))
+            for suffix, part in _parts(value):
+                yield from search(path + suffix, part, depth + 1)
 
-    return next(filter(None, (look(*item) for item in values.items())), ", ".join(values))
+    paths = (path for item in values.items() for path in search(*item))
+    return next(paths, ", ".join(values))
 
 
 def _kind(value: Any) -> str:
+    """Return the type of a value for messages, such as 'a lambda' or 'the class Net'."""
     if isinstance(value, FunctionType):
         return "a lambda" if value.__name__ == "<lambda>" else f"the function {value.__qualname__}"
     if isinstance(value, type):
@@ -179,13 +176,13 @@ def _kind(value: Any) -> str:
 
 
 def _reason(path: str, value: Any, error: Exception, instead: str) -> str:
-    """Return why a value cannot travel: the reason known for its class, or that of the error.
+    """Return why a value cannot be transferred: the reason for its class in _REASONS, or that of the error.
 
     Args:
         path: the Python expression of the value.
         value: the value.
-        error: why it was refused.
-        instead: the verb before what can be taken in its place, such as 'Send'.
+        error: the error with which it was refused.
+        instead: the verb of the sentence with the alternative, such as 'Send'.
     """
     if isinstance(error, Explained):
         return str(error)
@@ -237,11 +234,11 @@ def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     `__reduce_ex__`."""
     try:
         reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - this is why the value cannot be pickled, and the caller has the error
+    except Exception:  # noqa: BLE001 - the value cannot be pickled, and the caller has the error
         return
     if isinstance(reduced, str):
         return
-    # `reduced` has the callable, its arguments and perhaps the state.
+    # `reduced` is (callable, its arguments) and optionally the state and more.
     arguments, state = (*reduced[1:3], None)[:2]
     for index, part in enumerate(arguments):
         if not isinstance(part, type):

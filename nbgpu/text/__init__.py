@@ -1,1 +1,1 @@
-"""Put numbers and lists into words, in the same way everywhere."""
+"""Format numbers, lists and tables as text, in the same way everywhere."""

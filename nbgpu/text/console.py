@@ -9,17 +9,17 @@ from typing import Any
 from rich.console import Console
 
 _LABEL = re.compile(r"(\s*\S+(?: \S+)*\s{2,})\S")
-"""The beginning of a line whose text begins in a column of its own, as in a plan."""
+"""The beginning of a line with a label and, after two blanks or more, its text, as in a plan."""
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """Return the text with its lines broken between words, and the rest of each indented below its beginning.
+    """Return the text with its lines wrapped between words, with a hanging indent.
 
     A word that is longer than a line, such as a path, stays whole, so that it can be copied.
 
     Args:
         text: lines of text.
-        width: in characters; None where there is none, as in a file.
+        width: in characters; None for no wrapping, as in a file.
     """
     if width is None:
         return text
@@ -27,15 +27,16 @@ def wrapped(text: str, width: int | None) -> str:
 
 
 def _parts(line: str, width: int) -> list[str]:
-    """Break a line at the width. The lines after the first begin below the line's own column of text if it
-    has one, and else below its beginning."""
+    """Wrap a line at the width. Further lines are indented to the text behind the line's label, if it has
+    one, and else like the line itself, or by two blanks."""
     if len(line) <= width:
         return [line]
     label = _LABEL.match(line)
-    own = len(line) - len(line.lstrip())
-    indent = label.end() - 1 if label and label.end() - 1 <= width // 2 else own + 2
-    if own and not label:
-        indent = own
+    first_indent = len(line) - len(line.lstrip())
+    if label and label.end() - 1 <= width // 2:
+        indent = label.end() - 1
+    else:
+        indent = first_indent if first_indent and not label else first_indent + 2
     return wrap(
         line,
         width,
@@ -49,22 +50,21 @@ def _parts(line: str, width: int) -> list[str]:
 
 class CommandConsole(Console):
     """A console that raises BrokenPipeError when its reader stops reading, as `head` does. rich itself would
-    end the process with code 1, which stands for a failure."""
+    end the process with exit code 1, which means a failure."""
 
     def on_broken_pipe(self) -> Any:
-        """Let nothing more be written, and pass the error on."""
+        """Stop the output, and raise the error again."""
         self.quiet = True
         raise BrokenPipeError
 
 
 def width_of(console: Console) -> int | None:
-    """The number of characters in a line of a terminal; None for a file, whose lines have no end."""
+    """Return the width of a terminal in characters; None for a file, which has no width."""
     return console.width if console.is_terminal else None
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print plain text, in a terminal with lines that break between words. rich would break paths at their
-    hyphens."""
+    """Print plain text, in a terminal wrapped between words. rich would also wrap paths at their hyphens."""
     console.print(
         wrapped(text, width_of(console)), style=style or None, highlight=False, markup=False, soft_wrap=True
     )

@@ -1,10 +1,10 @@
-"""Lengths of time as people write them."""
+"""Durations as text."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """A length of time: '12 ms', '4.2 s', '45 s', '3 min 20 s', '2 h', '1 d 4 h'."""
+    """Return a duration as text: '12 ms', '4.2 s', '45 s', '3 min 20 s', '2 h', '1 d 4 h'."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:

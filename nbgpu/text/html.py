@@ -1,6 +1,6 @@
-"""Text and charts as HTML that stays in a notebook.
+"""Text and charts as HTML for the outputs of notebooks.
 
-A page breaks plain text in the middle of words, so text has an HTML form.
+JupyterLab wraps plain text in the middle of words, so text is also given as HTML.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ _VALUE = "text-align:left;white-space:pre-line;overflow-wrap:break-word"
 
 
 def as_html(text: str) -> str:
-    """Return plain text as HTML: sentences are broken between words, and the lines of tables stay whole and
-    scroll.
+    """Return plain text as HTML: sentences wrap between words, and tables keep their lines and scroll.
 
-    Lines with several blanks within them belong to a table, as `text.tables.aligned` makes them.
+    A line that contains several blanks in a row is part of a table, as `text.tables.aligned` formats it.
     """
     parts = []
     for is_table, lines in groupby(text.split("\n"), lambda line: "  " in line.strip()):
@@ -34,12 +33,12 @@ def as_html(text: str) -> str:
 
 
 def shown_as_html(self: object) -> str:
-    """Return the text of an object as HTML; a class that prints as text takes this as its `_repr_html_`."""
+    """Return the text of an object as HTML. Classes that print as text use this as their `_repr_html_`."""
     return as_html(str(self))
 
 
 def labelled(rows: list[tuple[str, str]]) -> str:
-    """Return names with their values as HTML, in two columns; the second wraps between words."""
+    """Return an HTML table with two columns, names and values; values wrap between words."""
     cells = "".join(
         f'<tr style="background:none"><td style="{_LABEL}">{html.escape(name)}</td>'
         f'<td style="{_VALUE}">{html.escape(value)}</td></tr>'
@@ -49,10 +48,14 @@ def labelled(rows: list[tuple[str, str]]) -> str:
 
 
 def as_image(svg: str, style: str = "width:100%") -> str:
-    """Return HTML in which each SVG element is an image in this style; empty if there is no SVG element.
+    """Return each SVG element in an HTML text as an <img> element; empty if there is none.
 
-    JupyterLab takes SVG elements out of the HTML of a notebook that somebody else ran, and leaves their
-    words. Images stay. The caller labels the image for screen readers.
+    JupyterLab removes SVG elements, but not images, from the outputs of a notebook that is not trusted. The
+    caller labels the image for screen readers.
+
+    Args:
+        svg: HTML text with SVG elements.
+        style: the CSS style of the images.
     """
     return "".join(
         f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(element.encode()).decode()}" style="{style}">'

@@ -1,10 +1,10 @@
-"""One colour for each rank, the same in every chart, chip and line of a cell's output.
+"""The colours of ranks and of activities, the same in every chart and every cell's output.
 
-The eight began as the Okabe-Ito set (Okabe and Ito 2008, "Color Universal Design"), whose lighter colours
-vanish on a white page and whose black vanishes on a dark one. A search then moved each, within its hue, to
-where the two most alike differ most: by at least 18 (CIE 1976 colour difference) for people with common
-colour vision, protanopia, deuteranopia and tritanopia alike, with a contrast of 3:1 or more on a white page
-and on JupyterLab's dark one. tests/unit/text/test_palette.py holds the colours to that.
+The eight colours of ranks are derived from the Okabe-Ito set (Okabe and Ito 2008, "Color Universal Design"),
+some of which have too little contrast on a white or on a dark page. Each was moved, within its hue, to
+maximise the smallest difference between two colours. That difference is at least 18 (CIE 1976) with common
+colour vision, protanopia, deuteranopia and tritanopia, and the contrast is at least 3:1 on a white page and
+on JupyterLab's dark one. tests/unit/text/test_palette.py checks both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RANK_COLORS = (
 
 
 def rank_color(rank: int) -> str:
-    """The colour of `rank` as '#rrggbb'; from rank 8 on the eight colours repeat."""
+    """Return the colour of a rank as '#rrggbb'; from rank 8 on the eight colours repeat."""
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
@@ -40,8 +40,8 @@ KIND_COLORS = {
     "statistics": "#ab86b6",
     "between": "#9a9a9a",
 }
-"""The colours of what a rank does, in timelines and in the parts of a step: the same eight, and a grey for
-what is done between steps. What waits for gradients and the gradients themselves have the same one."""
+"""The colours of a rank's activities in timelines and in the parts of a step: the same eight, and a grey for
+the time between steps. The exchange of gradients and the wait for it have the same colour."""
 
 TEXT_COLOR = "#7b7b7b"
 """A grey that is readable on a white page and on a dark one."""

@@ -1,4 +1,4 @@
-"""Ranks in words."""
+"""Ranks as text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def ranks_by(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
-    """Group ranks by what they have in common, such as a message or a host, from pairs (that, rank). Groups
-    and ranks keep the order of the pairs."""
+    """Group ranks by a key, such as their message or host, from pairs (key, rank). Groups and ranks keep the
+    order of the pairs."""
     ranks: dict[Key, list[int]] = {}
     for key, rank in pairs:
         ranks.setdefault(key, []).append(rank)
@@ -18,18 +18,18 @@ def ranks_by(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
 
 
 def count_of_ranks(number: int) -> str:
-    """'1 rank', or '4 ranks'."""
+    """Return '1 rank', or '4 ranks'."""
     return f"{number} {'rank' if number == 1 else 'ranks'}"
 
 
 def named_ranks(ranks: Iterable[int]) -> str:
-    """'rank 1', or 'ranks 0, 2'."""
+    """Return 'rank 1', or 'ranks 0, 2'."""
     numbers = [str(rank) for rank in ranks]
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
 def named_ranges(ranks: Sequence[int]) -> str:
-    """'rank 1', or 'ranks 0-2,5' for ranks in ascending order."""
+    """Return 'rank 1', or 'ranks 0-2,5' for ranks in ascending order."""
     return f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}"
 
 
@@ -45,17 +45,17 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:
-    """'0-2,5' for ranks in ascending order."""
-    runs = consecutive(ranks)
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    """Return '0-2,5' for ranks in ascending order."""
+    groups = consecutive(ranks)
+    return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
 
 
 def consecutive(numbers: Iterable[int]) -> list[list[int]]:
-    """Ascending numbers in groups of those that follow one another: [[0, 1, 2], [5]]."""
-    runs: list[list[int]] = []
+    """Return ascending numbers in groups of consecutive ones: [[0, 1, 2], [5]]."""
+    groups: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
         else:
-            runs.append([number])
-    return runs
+            groups.append([number])
+    return groups

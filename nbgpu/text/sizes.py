@@ -1,4 +1,4 @@
-"""Amounts of memory in the form in which people write and read them."""
+"""Sizes of memory as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _WRITTEN = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGTPE]iB|bytes|B)?"
 
 
 def in_words(num_bytes: float) -> str:
-    """A size in words: '512 bytes', '1.5 GiB'."""
+    """Return a size as text: '512 bytes', '1.5 GiB'."""
     power = min(int(math.log(num_bytes, 1024)), len(UNITS) - 1) if num_bytes >= 1 else 0
     return f"{num_bytes / 1024**power:.{1 if power else 0}f} {UNITS[power]}"
 
 
 def parse_size(text: str) -> int | float:
-    """Parse a person's text: '4GiB', '4096 MiB' or '4294967296' as bytes, '0.5' as a share.
+    """Parse '4GiB', '4096 MiB' or '4294967296' as bytes, and '0.5' as a share.
 
     Returns:
         An int for bytes, a float above 0 and at most 1 for a share.
@@ -24,9 +24,9 @@ def parse_size(text: str) -> int | float:
     Raises:
         ValueError: the text is neither.
     """
-    found = _WRITTEN.fullmatch(text.strip())
-    if found is not None and (number := float(found["number"])) > 0:
-        unit = (found["unit"] or "").lower()
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is not None and (number := float(match["number"])) > 0:
+        unit = (match["unit"] or "").lower()
         if not unit and number <= 1:
             return number
         power = next((i for i, name in enumerate(UNITS) if name.lower() == unit), 0)

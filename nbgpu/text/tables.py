@@ -8,19 +8,19 @@ _GAP = "  "
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None) -> list[str]:
-    """Return one line for each row, with the cells of a column below one another.
+    """Return one line for each row, with aligned columns.
 
-    Where the lines would be longer than `width`, the table is turned: each row becomes a block with a line
-    for each of its cells, behind the heading of the column, so that no cell is cut.
+    If the lines would be longer than `width`, each row becomes a block with a line for each of its cells,
+    which begins with the heading of the column, so that no cell is truncated.
 
     Args:
-        rows: the headings first, if there are any. All rows are of the same length.
-        right: the columns whose cells end below one another instead, such as numbers.
-        width: in characters; None where there is none, as in a file.
+        rows: the headings first, if there are any. All rows have the same length.
+        right: the columns that are aligned on the right, such as numbers.
+        width: in characters; None for no limit, as in a file.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
-        return _turned(rows)
+        return _in_blocks(rows)
     return [
         _GAP.join(
             cell.rjust(width) if i in right else cell.ljust(width)
@@ -30,8 +30,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), width: in
     ]
 
 
-def _turned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the table as blocks of lines, one block for each row; cells that are empty are left out."""
+def _in_blocks(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the table as blocks of lines, one block for each row; empty cells are left out."""
     (first, *headings), *others = rows
     widest = max(map(len, headings), default=0)
     lines = []

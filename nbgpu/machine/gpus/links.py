@@ -45,18 +45,18 @@ class PairOfGpus:
         return bool(self.p2p_status == pynvml.NVML_P2P_STATUS_OK)
 
     def describe(self) -> str:
-        """The way in words: 'P2P over NVLink', 'no P2P (chipset), one PCIe switch'."""
-        way = P2P_STATUS.get(self.p2p_status, "no P2P")
+        """Return the connection as text: 'P2P over NVLink', 'no P2P (chipset), one PCIe switch'."""
+        status = P2P_STATUS.get(self.p2p_status, "no P2P")
         if self.has_nvlink:
-            return f"{way} over NVLink"
-        return f"{way}, {TOPOLOGY.get(self.topology, 'unknown topology')}"
+            return f"{status} over NVLink"
+        return f"{status}, {TOPOLOGY.get(self.topology, 'unknown topology')}"
 
     @property
     def cost(self) -> int:
-        """A number by which connections are compared: the smaller, the faster two GPUs exchange gradients."""
+        """A rank of connections: the smaller, the faster two GPUs exchange gradients."""
         if self.has_nvlink:
             return 0
-        # Without P2P everything goes through the host's memory, wherever the GPUs are.
+        # Any connection with P2P is better than any without, which goes through the host's memory.
         return int(self.topology) + (1 if self.has_p2p else 1 + pynvml.NVML_TOPOLOGY_SYSTEM)
 
 
@@ -64,7 +64,7 @@ def pair(first: Any, second: Any) -> PairOfGpus:
     """Return the connection between the GPUs of two handles.
 
     Raises:
-        pynvml.NVMLError: the driver does not say.
+        pynvml.NVMLError: the driver does not report the connection.
     """
     nvlink = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
     return PairOfGpus(
@@ -81,16 +81,16 @@ def costs(gpus: Mapping[str, Any]) -> dict[frozenset[str], int]:
     Args:
         gpus: the handles of whole GPUs by UUID.
     """
-    found = {}
-    for (one, first), (other, second) in combinations(gpus.items(), 2):
+    cost_of = {}
+    for (uuid, handle), (other_uuid, other_handle) in combinations(gpus.items(), 2):
         with suppress(pynvml.NVMLError):
-            found[frozenset((one, other))] = pair(first, second).cost
-    return found
+            cost_of[frozenset((uuid, other_uuid))] = pair(handle, other_handle).cost
+    return cost_of
 
 
 def neighbours(gpus: Mapping[int, Any]) -> dict[int, str]:
     """Describe the nearest other GPUs of each GPU, such as 'NVLink to GPUs 1, 2 and 3' or 'PCIe switch
-    shared with GPU 1'; empty where no other GPU is near or the driver does not say.
+    shared with GPU 1'; empty if no other GPU is near or the driver does not report it.
 
     Args:
         gpus: the handles of whole GPUs by the driver's number.
@@ -98,27 +98,26 @@ def neighbours(gpus: Mapping[int, Any]) -> dict[int, str]:
     by_nvlink: dict[int, list[int]] = {index: [] for index in gpus}
     by_switch: dict[int, list[int]] = {index: [] for index in gpus}
     for (i, first), (j, second) in combinations(gpus.items(), 2):
-        try:
-            way = pair(first, second)
-        except pynvml.NVMLError:
-            continue  # a faulty GPU is reported where its numbers are read
-        if way.has_nvlink:
-            by_nvlink[i].append(j)
-            by_nvlink[j].append(i)
-        elif way.topology <= pynvml.NVML_TOPOLOGY_MULTIPLE:
-            by_switch[i].append(j)
-            by_switch[j].append(i)
-    return {
-        index: f"NVLink to {_listed(by_nvlink[index], len(gpus))}"
-        if by_nvlink[index]
-        else f"PCIe switch shared with {_listed(by_switch[index], len(gpus))}"
-        if by_switch[index]
-        else ""
-        for index in gpus
-    }
+        # The error of a faulty GPU is reported when its state is read.
+        with suppress(pynvml.NVMLError):
+            connection = pair(first, second)
+            if connection.has_nvlink:
+                by_nvlink[i].append(j)
+                by_nvlink[j].append(i)
+            elif connection.topology <= pynvml.NVML_TOPOLOGY_MULTIPLE:
+                by_switch[i].append(j)
+                by_switch[j].append(i)
+    descriptions = dict.fromkeys(gpus, "")
+    for index in gpus:
+        if by_nvlink[index]:
+            descriptions[index] = f"NVLink to {_listed(by_nvlink[index], len(gpus))}"
+        elif by_switch[index]:
+            descriptions[index] = f"PCIe switch shared with {_listed(by_switch[index], len(gpus))}"
+    return descriptions
 
 
 def _listed(others: Sequence[int], num_gpus: int) -> str:
+    """Return GPUs as text: 'all others', 'GPU 1', 'GPUs 1, 2 and 3'."""
     if len(others) == num_gpus - 1 > 1:
         return "all others"
     *first, last = map(str, others)

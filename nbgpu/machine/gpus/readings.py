@@ -1,8 +1,7 @@
-"""Read the memory, load, temperature and power of every device of the host, and which processes are on it.
+"""Read the memory, load, temperature, power and processes of every device of the host.
 
-GPUs are read with NVML, which takes no memory on them. What a GPU or a driver does not report is None and
-never an error, because cards of some years, parts of a GPU (MIG) and virtual GPUs each leave out something
-else.
+GPUs are read with NVML, which takes no memory on them. A value that a GPU or its driver does not report is
+None and not an error, because older cards, parts of a GPU (MIG) and virtual GPUs each lack other values.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Self, TypeVar
 import psutil
 import pynvml
 
-from nbgpu.machine.devices import DriversGpu, UnreadableGpu, cpu, is_part, listed_by_driver
+from nbgpu.machine.devices import DriversGpu, cpu, is_part, listed_by_driver
 from nbgpu.machine.gpus.links import costs, neighbours
 from nbgpu.protocol.records import Device
 
@@ -29,16 +28,15 @@ _NOT_REPORTED = (
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
-"""The errors of NVML for a value that the GPU or the driver does not report; others mean that the GPU is in
-trouble."""
-_PERIOD_OF_NEW_STARTS_S = 10.0
-"""The least time between two starts of NVML while a GPU cannot be read. NVML sees a GPU that was reset only
-after a new start."""
-
+"""NVML's errors for a value that the GPU or the driver does not report. Other errors mean that the GPU is
+faulty."""
+_RESTART_PERIOD_S = 10.0
+"""The minimum time between two initializations of NVML while a GPU cannot be read. NVML sees that a GPU was
+reset only after a new initialization."""
 
 _LOAD_PATIENCE_S = 3.0
-"""How long a GPU must show load to count as busy, because NVML reports the load of the last second."""
-_LOOK_PERIOD_S = 0.25
+"""A GPU must show load for this time to count as busy, because NVML reports the load of the last second."""
+_POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """The state of one device at one moment. None stands for what is not reported."""
+    """The state of one device at one moment. None stands for values that are not reported."""
 
     device: Device
     whole_name: str = ""
@@ -60,17 +58,16 @@ class DeviceReading:
     """The number of this part on its GPU, as `nvidia-smi -L` shows it; None for a whole device."""
     used_bytes: int | None = None
     graphics_bytes: int = 0
-    """The part of `used_bytes` that processes have which draw on a screen and compute nothing, such as a
-    desktop's."""
+    """The part of `used_bytes` of processes that only draw on a screen, such as a desktop's."""
     utilization_percent: float | None = None
-    """For a GPU the share of time in which a kernel ran; for the CPU the busy share of all its cores
-    since the reading before, so that the first reading has none."""
+    """For a GPU the share of time in which a kernel ran; for the CPU the busy share of all its cores since
+    the previous reading, so that the first reading has None."""
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
     neighbours: str = ""
-    """The nearest other GPUs in words, such as 'NVLink to GPUs 1 and 2'; empty where none is near."""
+    """The nearest other GPUs, such as 'NVLink to GPUs 1 and 2'; empty if none is near."""
     problem: str = ""
     """NVML's reason why the GPU could not be read; empty if it could."""
 
@@ -90,16 +87,15 @@ class HostReading:
 
 
 class DeviceMonitor:
-    """Reads the devices repeatedly. NVML stays initialized until `close`, because on a machine without
-    persistence mode its start takes a second."""
+    """Reads the devices repeatedly. The first reading initializes NVML. It stays initialized until `close`,
+    because without persistence mode the initialization takes a second."""
 
     def __init__(self) -> None:
-        """Make a monitor that has not started NVML; the first reading does."""
         self._has_driver = False
         self._started_s = 0.0
         self._is_in_trouble = False
         self._known: dict[int, Device] = {}
-        """The GPUs by number, as they were when they could be read."""
+        """The GPUs by number, as they were last read, for GPUs that can no longer be read."""
         self._neighbours: dict[int, str] = {}
         self._neighbours_of: tuple[str, ...] = ()
         self._processor = cpu(0)
@@ -112,13 +108,13 @@ class DeviceMonitor:
         self.close()
 
     def close(self) -> None:
-        """End the use of NVML, until the next reading. Harmless when repeated."""
+        """Shut NVML down until the next reading. May be called repeatedly."""
         if self._has_driver:
             self._has_driver = False
             pynvml.nvmlShutdown()
 
     def read(self) -> HostReading:
-        """The state of every GPU that `inventory` lists, of those that are in trouble, and of the host's
+        """Return the state of every GPU that `inventory` lists, of faulty GPUs, and of the host's
         processor."""
         processor = self._cpu()
         try:
@@ -138,12 +134,12 @@ class DeviceMonitor:
         return costs({uuid: pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in whole})
 
     def _start(self) -> bool:
-        """Start NVML if it is not started; return whether the host has a driver.
+        """Initialize NVML if necessary; return whether the host has a driver.
 
         Raises:
-            pynvml.NVMLError: there is a driver, and it cannot be used.
+            pynvml.NVMLError: there is a driver that cannot be used.
         """
-        if self._is_in_trouble and time.monotonic() - self._started_s > _PERIOD_OF_NEW_STARTS_S:
+        if self._is_in_trouble and time.monotonic() - self._started_s > _RESTART_PERIOD_S:
             self.close()
         if not self._has_driver:
             self._started_s = time.monotonic()
@@ -155,8 +151,8 @@ class DeviceMonitor:
         return True
 
     def _gpus(self) -> tuple[tuple[DeviceReading, ...], int, str]:
-        """Return the readings of all GPUs in the driver's order, the number of hidden GPUs, and what hides
-        them. GPUs that cannot be read are among them, with the reason."""
+        """Return the readings of all GPUs in the driver's order, with faulty GPUs; the number of hidden GPUs;
+        and the variable or job that hides them."""
         # The GPUs are listed each time, because an administrator may split one while the monitor runs.
         listed = listed_by_driver()
         uuids = tuple(gpu.device.uuid for gpu in listed.gpus)
@@ -168,20 +164,17 @@ class DeviceMonitor:
         self._known |= {gpu.device.index: gpu.device for gpu in listed.gpus if gpu.part is None}
         readings = [self._gpu(gpu) for gpu in listed.gpus]
         for lost in listed.unreadable:
-            place = (i for i, reading in enumerate(readings) if reading.device.index > lost.index)
-            readings.insert(next(place, len(readings)), self._unreadable(lost))
+            device = self._known.get(lost.index, Device("cuda", "", "", lost.index, 0))
+            following = (i for i, reading in enumerate(readings) if reading.device.index > lost.index)
+            readings.insert(next(following, len(readings)), DeviceReading(device, problem=lost.problem))
         return tuple(readings), listed.num_hidden, listed.hidden_by
-
-    def _unreadable(self, gpu: UnreadableGpu) -> DeviceReading:
-        device = self._known.get(gpu.index, Device("cuda", "", "", gpu.index, 0))
-        return DeviceReading(device, problem=gpu.problem)
 
     def _gpu(self, gpu: DriversGpu) -> DeviceReading:
         """Read one GPU, or one part of a split GPU. Temperature and power are those of the whole GPU; what is
         not reported is None."""
         device, part = gpu.device, gpu.part
         whole_name = "" if part is None else gpu.whole_name
-        # Processes reach no other part and no other GPU from a part.
+        # From a part of a GPU, a process can reach no other part and no other GPU.
         near = self._neighbours.get(device.index, "") if part is None else ""
         try:
             processes = _processes(gpu.handle, pynvml.nvmlDeviceGetComputeRunningProcesses)
@@ -192,8 +185,8 @@ class DeviceMonitor:
                 whole_name=whole_name,
                 part=part,
                 used_bytes=_used_bytes(gpu.handle),
-                graphics_bytes=sum(each.used_bytes or 0 for each in drawing if each.pid not in computing),
-                # NVML does not report the load of a part of a GPU, and that of the whole is not its own.
+                graphics_bytes=sum(p.used_bytes or 0 for p in drawing if p.pid not in computing),
+                # NVML reports only the load of the whole GPU, which is not that of a part.
                 utilization_percent=_reported(
                     lambda: float(pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu)
                 )
@@ -228,15 +221,15 @@ class DeviceMonitor:
 
 
 def _cpu_times_s() -> tuple[float, float]:
-    """(idle, all) time of all cores since the host started."""
+    """Return the (idle, total) time of all cores since the host started."""
     times = psutil.cpu_times()
     idle_s = times.idle + getattr(times, "iowait", 0.0)
-    # The time of guests is counted in that of users as well.
+    # The time of guests is already contained in that of users.
     return idle_s, sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
 def _used_bytes(handle: Any) -> int | None:
-    """The memory in use, without what the driver keeps for itself where NVML tells the two apart."""
+    """Return the memory in use, without the driver's own memory if NVML reports that separately."""
     detailed = _reported(
         lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
     )
@@ -254,7 +247,7 @@ def _processes(handle: Any, running: Callable[[Any], Any]) -> tuple[GpuProcess, 
 
 
 def _reported(read: Callable[[], Number]) -> Number | None:
-    """The number, or None where the GPU or its driver has no such number."""
+    """Return the result of a call of NVML, or None if the GPU or its driver does not report the value."""
     try:
         return read()
     except pynvml.NVMLError as error:
@@ -264,17 +257,17 @@ def _reported(read: Callable[[], Number]) -> Number | None:
 
 
 def gpus_with_processes(monitor: DeviceMonitor) -> set[str]:
-    """The UUIDs of the GPUs for which NVML names a process. In a container it may name none, so that nothing
-    can be said of a GPU without one."""
+    """Return the UUIDs of the GPUs for which NVML lists a process. In a container it may list none, so that a
+    GPU without a process may still be used."""
     return {reading.device.uuid for reading in monitor.read().devices if reading.processes}
 
 
 def still_busy(monitor: DeviceMonitor, uuids: Collection[str]) -> list[Device]:
-    """Return those of these GPUs that compute without a process: at each look for three seconds NVML reports
-    load and names no process.
+    """Return the GPUs among these that compute without a process: for three seconds, NVML always reports load
+    and lists no process.
 
-    A kernel of NCCL whose process was killed may stay on its GPU until the GPU is reset. No process can use
-    the GPU meanwhile, and only NVML shows it.
+    A kernel of NCCL whose process was killed may stay on its GPU until the GPU is reset, and no process can
+    use the GPU meanwhile. Only NVML's load shows this.
     """
     give_up_s = time.monotonic() + _LOAD_PATIENCE_S
     busy: dict[str, Device] | None = None
@@ -287,4 +280,4 @@ def still_busy(monitor: DeviceMonitor, uuids: Collection[str]) -> list[Device]:
         busy = now if busy is None else {uuid: device for uuid, device in busy.items() if uuid in now}
         if not busy or time.monotonic() > give_up_s:
             return list(busy.values())
-        time.sleep(_LOOK_PERIOD_S)
+        time.sleep(_POLL_S)

@@ -1,9 +1,10 @@
-"""Say to all users of this host which GPUs a cluster has, also before a process computes on them.
+"""Reserve the GPUs of a cluster against the clusters of all users of this host.
 
-The registry is one user's own, and the driver knows a GPU's processes only once they have touched it. So the
-process that has a cluster binds a Unix socket for each GPU, whose name has no file (Linux's abstract names).
-Two processes cannot bind the same name, whoever they belong to, and all names end with their process. A
-second name says which process has the first. Containers with a network of their own have names of their own.
+nbgpu's registry of clusters is per user, and the driver lists a GPU's processes only once they use it. So the
+process that has a cluster binds an abstract Unix socket (without a file) for each GPU. Two processes of any
+users cannot bind the same name, and a name is released when its process ends. The name of a second socket
+contains the pid of the process. Abstract names belong to a network namespace, so that containers with their
+own network do not see them.
 """
 
 from __future__ import annotations
@@ -48,40 +49,40 @@ class Reservations:
         return is_complete
 
     def close(self) -> None:
-        """Release all. Harmless when repeated."""
+        """Release all GPUs. May be called repeatedly."""
         for uuid in [*self._sockets]:
             self._release(uuid)
 
     def _release(self, uuid: str) -> None:
-        for each in self._sockets.pop(uuid):
-            each.close()
+        for bound_socket in self._sockets.pop(uuid):
+            bound_socket.close()
 
 
 def holders() -> dict[str, int]:
-    """The processes that have reserved GPUs on this host, by the GPU's UUID."""
+    """Return the pids of the processes that have reserved GPUs on this host, by the GPU's UUID."""
     try:
         names = _NAMES.read_text(errors="replace")
     except OSError:
-        return {}  # another system than Linux
-    found = re.findall(rf"@{_PREFIX}([^/\s]+)/([0-9]+)$", names, re.MULTILINE)
-    return {uuid: int(pid) for uuid, pid in found}
+        return {}  # the system is not Linux
+    matches = re.findall(rf"@{_PREFIX}([^/\s]+)/([0-9]+)$", names, re.MULTILINE)
+    return {uuid: int(pid) for uuid, pid in matches}
 
 
 def _bound(name: str) -> socket.socket:
-    """A socket with a name, to which nobody can connect, because nothing listens."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Return a socket that is bound to an abstract name and does not listen, so that nobody can connect."""
+    bound_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        made.bind(f"\0{name}")
+        bound_socket.bind(f"\0{name}")
     except OSError:
-        made.close()
+        bound_socket.close()
         raise
-    return made
+    return bound_socket
 
 
 def _close_in_child() -> None:
-    # A child would keep its parent's GPUs reserved.
-    for each in list(_all):
-        each.close()
+    """Close a forked child's copies of the sockets, which would keep its parent's GPUs reserved."""
+    for reservations in list(_all):
+        reservations.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

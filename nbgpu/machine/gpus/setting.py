@@ -1,4 +1,4 @@
-"""The words that the setting `gpus` takes beside the names of GPUs."""
+"""The values of the setting `gpus` that are not names of GPUs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _WORDS = "'auto', 'all', 'none', 'free:N'"
 
 
 def takes_free(gpus: str) -> bool:
-    """Whether the setting takes GPUs because they are free, and so other ones at another time."""
+    """Return whether the setting takes whichever GPUs are free: 'auto' or 'free:N'."""
     return gpus == AUTO or gpus.startswith(_FREE)
 
 
 def num_free(gpus: str) -> int | None:
-    """The number of free GPUs that 'free:2' takes; None for every other value."""
+    """Return N of 'free:N'; None for every other value."""
     return int(gpus.removeprefix(_FREE)) if gpus.startswith(_FREE) else None
 
 
 def require_valid(gpus: str) -> None:
-    """Refuse a word that is none of those above and no name of a GPU.
+    """Refuse a value that is neither one of those above nor a list of GPUs.
 
     Raises:
-        ValueError: with what to write.
+        ValueError: with a valid example.
     """
     names = [name.strip() for name in gpus.split(",")]
     if gpus.startswith(_FREE) and not re.fullmatch(r"free:[1-9][0-9]{0,2}", gpus):

@@ -150,7 +150,7 @@ def test_a_lost_gpu_is_said_on_its_card_and_hides_no_other(monkeypatch: pytest.M
 def test_a_gpu_that_cannot_be_read_is_looked_for_with_a_new_start_of_nvml(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readings, "_PERIOD_OF_NEW_STARTS_S", 0.0)
+    monkeypatch.setattr(readings, "_RESTART_PERIOD_S", 0.0)
     gpus = pretend_gpus.install(several(2), patch=monkeypatch)
     starts: list[None] = []
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: starts.append(None))

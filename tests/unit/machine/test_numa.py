@@ -38,7 +38,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(numa, "_PCI_DEVICES", tmp_path)
     monkeypatch.setattr(cgroups, "_OWN", tmp_path / "no quota")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    for name in ("CUDA_VISIBLE_DEVICES", *numa._PLACES_OF_THREADS):
+    for name in ("CUDA_VISIBLE_DEVICES", *numa._OPENMP_AFFINITY):
         monkeypatch.delenv(name, raising=False)
 
 

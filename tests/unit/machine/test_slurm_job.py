@@ -40,7 +40,7 @@ def test_the_job_is_that_of_the_variables(variables: dict[str, str], job: OwnJob
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without Slurm's variables and CUDA's, and without Slurm's programs."""
-    slurm_job._counts_gpus.cache_clear()
+    slurm_job._allocates_gpus.cache_clear()
     for name in ("CUDA_VISIBLE_DEVICES", *IN_A_STEP):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nothing")

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from nbgpu.performance.schedule import Bucket, Exchange, line, play
+from nbgpu.performance.schedule import Bucket, Exchange, fixed_timing, play
 
 LATENCY_S, BYTES_PER_S = 0.001, 1e6
-LINE = line(LATENCY_S, BYTES_PER_S)
+LINE = fixed_timing(LATENCY_S, BYTES_PER_S)
 
 
 def step_by_step(
@@ -73,7 +73,7 @@ def test_it_is_what_small_steps_of_time_give(seed: int, at_once: int) -> None:
     ready = sorted(draw.uniform(0, 0.02) for _ in range(draw.randint(1, 7)))
     buckets = [Bucket(at_s, draw.uniform(100, 8000)) for at_s in ready]
     latency_s, gain = draw.choice([0.0, 0.0005, 0.002]), draw.choice([1.0, 1.3])
-    exchange = play(buckets, 0.02, line(latency_s, BYTES_PER_S), at_once, gain)
+    exchange = play(buckets, 0.02, fixed_timing(latency_s, BYTES_PER_S), at_once, gain)
     expected = step_by_step(buckets, latency_s, BYTES_PER_S, at_once, gain)
     for (begin, end), (expected_begin, expected_end) in zip(exchange.sent, expected, strict=True):
         assert begin == pytest.approx(expected_begin, abs=5e-5)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nbgpu.performance.schedule import ShardedBlock, line, play_sharded
+from nbgpu.performance.schedule import ShardedBlock, fixed_timing, play_sharded
 
 LATENCY_S, BYTES_PER_S = 0.001, 1e6
-LINE = line(LATENCY_S, BYTES_PER_S)
+LINE = fixed_timing(LATENCY_S, BYTES_PER_S)
 ONE_S = LATENCY_S + 0.004  # for 4000 bytes
 BLOCKS = [ShardedBlock(4000, 0.010)] * 3
 FORWARD_S, BACKWARD_S = 0.030, 0.060
@@ -30,7 +30,7 @@ def test_with_streams_the_first_gather_and_the_last_scatter_are_seen() -> None:
 
 
 def test_a_slow_link_is_never_idle_once_it_is_behind() -> None:
-    slow = line(LATENCY_S, BYTES_PER_S / 100)
+    slow = fixed_timing(LATENCY_S, BYTES_PER_S / 100)
     found = play_sharded(BLOCKS, 0, FORWARD_S, BACKWARD_S, slow, slow, overlaps=True)
     idle_s = found.ended_s - found.busy_s
     assert 0 <= idle_s <= FORWARD_S + BACKWARD_S
