@@ -115,7 +115,7 @@ def _make_again(own: OwnGroup, handles: Sequence[str], generation: int, connect_
     waits = max(timeout, connect_timeout) if can_change else timeout
     group = torch_private.make_group({**own.arguments, "timeout": waits})
     if can_change:
-        torch_private.change_timeout(collective_timeout.behind_the_clock(timeout.total_seconds()), group)
+        torch_private.change_timeout(collective_timeout.gloo_timeout(timeout.total_seconds()), group)
     collective_timeout.allow(own.arguments["group_name"], timeout.total_seconds())
     note(own.arguments)
     return group

@@ -131,8 +131,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 def _interruption() -> BaseException:
-    """Return the error to raise in the person's code: KeyboardInterrupt, or where the interrupt comes from
-    the clock of the collectives, its error."""
+    """Return the error to raise in the person's code: KeyboardInterrupt, or the error about a late collective
+    if its watchdog has sent the interrupt."""
     return collective_timeout.take_error() or KeyboardInterrupt()
 
 
