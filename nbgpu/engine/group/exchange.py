@@ -35,8 +35,8 @@ def gather(value: Any) -> list[Any]:
 
 @simulated_link.not_simulated()
 def gather_numbers(number: int) -> list[int]:
-    """Return every rank's whole number, in order of rank, on every rank. A collective, which takes one
-    message where `gather` takes two."""
+    """Return every rank's integer, in order of rank, on every rank. A collective, with one all_gather where
+    `gather` has two."""
     numbers = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
     dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64, device="cpu"))
     return [int(gathered) for gathered in numbers]
@@ -113,9 +113,10 @@ def clock_offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float
     """Return for each rank the offset in seconds that turns the reading of its clock `now` into one of rank
     0's, and the largest possible error of this offset. A collective.
 
-    A rank notes when it asks and when the answer arrives; rank 0 answers with its own time. Rank 0's clock
-    showed that time at some moment in between, so that half of the interval is the largest possible error.
-    The quickest of some messages counts (Cristian 1989, "Probabilistic clock synchronization").
+    A rank notes when it sends a message and when the answer arrives; rank 0 answers with its own time. Rank
+    0's clock showed that time at some moment in between, so half of the interval is the largest possible
+    error. The answer with the shortest interval counts (Cristian 1989, "Probabilistic clock
+    synchronization").
     """
     message = torch.zeros(1, dtype=torch.float64, device="cpu")
     offset = (0.0, 0.0)

@@ -246,7 +246,7 @@ def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
 def _agree_on_the_next_number() -> None:
     """Set the number of the next DDP object to the largest count of all ranks, so that no object of a new
     rank gets the number of an object that only the other ranks have. A collective."""
-    ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
+    ddp_objects.set_next_number(max(exchange.gather(ddp_objects.next_number())))
 
 
 def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:
@@ -497,7 +497,7 @@ def collect(ddp: DistributedDataParallel) -> Attachments:
     """Return the hooks, switches and communication hook of a DDP object, to be put back once it is
     initialised again."""
     attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
-    return Attachments(attributes, ddp_objects.hook_of(ddp))
+    return Attachments(attributes, ddp_objects.registered_hook(ddp))
 
 
 def put_back(ddp: DistributedDataParallel, attachments: Attachments) -> None:
