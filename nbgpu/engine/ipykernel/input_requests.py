@@ -1,8 +1,8 @@
 """`input()` on a rank: the notebook asks the person, and the answer comes back to this rank.
 
-In ipyparallel an engine cannot ask a person. The notebook, or on another host the host's engine in its stead,
-listens in the cluster's private folder, and the notebook says with each cell whether somebody can answer.
-"""
+In ipyparallel an engine cannot ask a person. So a rank sends its question to a socket in the cluster's
+private folder. There the notebook listens, or on another host the host's engine in its stead. The options of
+each cell say whether a person can answer."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     sys.stderr.flush()
     if not are_answered:
         raise _nobody(question.rank)
-    # The number of the question goes through the same socket as printed text. So the notebook knows when it
-    # has all text that was printed before, and asks only then.
+    # The number of the question goes through the same socket as printed text. So the notebook knows when all
+    # text that was printed before has arrived, and shows the question only then.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:

@@ -1,4 +1,4 @@
-"""SIGINT interrupts the person's code, and no other code of the engine.
+"""The handler of SIGINT, which interrupts the person's code and no other code of the engine.
 
 ipykernel lets SIGINT raise KeyboardInterrupt anywhere between the arrival of a request and its reply. A
 SIGINT before the first or after the last line of the cell then ends the request without a reply, and the
@@ -39,7 +39,7 @@ _signal = import_module("_signal")
 def install() -> None:
     """Let interrupts end the children that code on the rank forks. The rank's own handler of SIGINT is set
     before each request."""
-    os.register_at_fork(after_in_child=_leave)
+    os.register_at_fork(after_in_child=_restore_in_child)
 
 
 def take_back() -> None:
@@ -61,7 +61,7 @@ def is_taken() -> bool:
     )
 
 
-def _leave() -> None:
+def _restore_in_child() -> None:
     """Let an interrupt raise anywhere in a child that code on the rank has forked, as in an ordinary
     process."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
@@ -83,7 +83,7 @@ _interrupted = False
 """Whether an interrupt has cut something off since the last request."""
 
 
-def tidy_up() -> None:
+def finish_request() -> None:
     """Clean up after a request: a cell, or a call of the client such as the search for a batch size."""
     global _interrupted
     if _interrupted:

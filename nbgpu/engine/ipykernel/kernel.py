@@ -49,8 +49,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         """None where cells take no short cuts."""
 
     def _publish_status(self, status: str, channel: str, *rest: Any, **options: Any) -> None:
-        """Publish a kernel's status, but for 'busy', which nobody needs, and for 'idle' after a reply that
-        gives the number of outputs: the client then knows when the last one has arrived."""
+        """Publish a kernel's status, except for 'busy', which nobody needs, and for 'idle' after a reply that
+        gives the number of outputs: with this number the client knows when the last one has arrived."""
         is_needless = self._outputs is not None and (
             status == "busy" or (channel == "shell" and self._outputs.is_counting(self.get_parent("shell")))
         )
@@ -132,8 +132,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         """
 
     def post_handler_hook(self) -> None:
-        """Tidy up after an interrupt, and leave the handler of SIGINT."""
-        interrupts.tidy_up()
+        """Clean up after an interrupt. The handler of SIGINT stays, which ipykernel would replace here."""
+        interrupts.finish_request()
 
 
 def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
     tracebacks.full = options.full
     input_requests.are_answered = options.are_answered
     if options.number:
-        _count_on_from(shell, options.number)
+        _set_execution_count(shell, options.number)
     try:
         with _timeline() if options.timeline else nullcontext():
             yield
@@ -198,7 +198,7 @@ def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
         input_requests.are_answered = False
 
 
-def _count_on_from(shell: Any, number: int) -> None:
+def _set_execution_count(shell: Any, number: int) -> None:
     """Set the shell's execution count, and fill the history up to it, because `In[n]` is looked up by
     position."""
     shell.execution_count = number

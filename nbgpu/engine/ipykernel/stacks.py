@@ -1,8 +1,8 @@
-"""Reports the position of this rank's main thread without its help.
+"""Reports what this rank's main thread is doing, without the main thread's help.
 
-A thread reads the main thread's Python frames and replies on a socket in the cluster's private folder. It
-needs the GIL, which a collective releases while it waits. A rank that does not reply is in C code that holds
-the GIL.
+A thread reads the main thread's Python frames and replies on a socket in the cluster's private folder. This
+thread needs the GIL, which a collective releases while it waits. A rank that does not reply is in C code that
+holds the GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import import_module
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -38,7 +38,7 @@ _log = logging.getLogger("nbgpu.engine")
 _RUNS_A_LOOP = "nbgpu/engine/training/loop.py", "run"
 _DDP = "torch/nn/parallel/distributed.py"
 _HOLDS_BACK = "nbgpu/engine/group/simulated_queue.py"
-"""Where a rank waits for a collective that a simulated link holds back."""
+"""The module in which a rank waits for a collective that a simulated link holds back."""
 _MAX_SOURCE_CHARS = 80
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -64,7 +64,7 @@ def answer_from(folder: Path) -> None:
     with short_path(folder) as short:
         listener.bind(str(short / MainThreadState.socket_name(os.getpid())))
     listener.listen()
-    os.register_at_fork(after_in_child=lambda: _leave(listener))
+    os.register_at_fork(after_in_child=lambda: _release_in_child(listener))
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-stacks", daemon=True).start()
 
 
@@ -93,9 +93,9 @@ def _ignore(*_: Any) -> None:
     pass
 
 
-def _leave(listener: socket.socket) -> None:
-    """Release the socket and the signal in a child that code on the rank has forked, which has no thread to
-    reply."""
+def _release_in_child(listener: socket.socket) -> None:
+    """Release the socket and the signal in a child that code on the rank has forked: the child has no thread
+    that replies."""
     listener.close()
     if not signal_is_taken():
         faulthandler.unregister(STACK_SIGNAL)
@@ -128,17 +128,22 @@ def find() -> MainThreadState:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()  # the outermost first
-    held = [index for index, each in enumerate(frames) if each.f_code.co_filename.endswith(_HOLDS_BACK)]
-    # Without a simulated link the rank would wait in the function that was called, in C++.
-    frames = frames[: held[0]] if held else frames
+    # A collective that a simulated link holds back waits in Python: leave these frames out, as if it waited
+    # in C++.
+    frames = list(takewhile(lambda frame: not frame.f_code.co_filename.endswith(_HOLDS_BACK), frames))
     if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
         # The event loop is in no cell, but a cell is suspended at an `await`.
         frames = awaited
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _with_link(_in_person_code("cell", frames[first:], main_thread))
-    if (first := _first_below(frames, RUNS_A_CALL)) is not None:
-        return _with_link(_with_activity(_in_call(frames, first, main_thread), main_thread))
-    return MainThreadState("idle")
+    if (first := _first_below(frames, RUNS_A_CALL)) is None:
+        return MainThreadState("idle")
+    # A call of the client: a training run, or other code.
+    if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
+        where = _in_run(frames[in_loop - 1 :], main_thread)
+    else:
+        where = _in_person_code("call", frames[first:], main_thread)
+    return _with_link(_with_activity(where, main_thread))
 
 
 def _with_link(where: MainThreadState) -> MainThreadState:
@@ -151,22 +156,13 @@ def _with_link(where: MainThreadState) -> MainThreadState:
     return replace(where, collective=f"{where.collective} over the {link}")
 
 
-def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> MainThreadState:
-    """Return the state in a call of the client: in a training run the position in its loop, else in the
-    person's code."""
-    if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
-        return _in_run(frames[in_loop - 1 :], main_thread)
-    return _in_person_code("call", frames[first:], main_thread)
-
-
 def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
     """Add a description of the work that this rank does alone, and the main thread's CPU time to the pulse,
     which then changes while the rank computes."""
     busy_with = activity.current()
     if not busy_with:
         return where
-    cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
-    return replace(where, busy_with=busy_with, pulse=f"{where.pulse} {cpu_s:.1f}")
+    return replace(where, busy_with=busy_with, pulse=f"{where.pulse} {_cpu_s(main_thread):.1f}")
 
 
 def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:
@@ -189,14 +185,14 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
         The line of the cell, the source line of the innermost frame of the person's code, and the collective
         in which it waits, if any.
     """
-    own = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
-    if not own:  # such as a call of a library's function, or a run that begins
+    persons = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
+    if not persons:  # such as a call of a library's function, or a run that begins
         return MainThreadState(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
-    cell_file = frames[own[0]].f_code.co_filename
-    in_cell = [index for index in own if frames[index].f_code.co_filename == cell_file]
-    innermost = frames[own[-1]]
-    elsewhere = doing == "call" or own[-1] != in_cell[-1]
-    collective = _collective(frames[own[-1] :])
+    cell_file = frames[persons[0]].f_code.co_filename
+    in_cell = [index for index in persons if frames[index].f_code.co_filename == cell_file]
+    innermost = frames[persons[-1]]
+    elsewhere = doing == "call" or persons[-1] != in_cell[-1]
+    collective = _collective(frames[persons[-1] :])
     return MainThreadState(
         doing,
         line=(frames[in_cell[-1]].f_lineno or 0) if doing == "cell" else 0,
@@ -273,11 +269,11 @@ def _awaited_work(frame: FrameType) -> str:
     if called is None:
         return ""
     first, *attributes = called[1].split(".")
-    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    awaited = frame.f_locals.get(first, frame.f_globals.get(first))
     # Looked up in `__dict__`, because a property of the person's object could run any code on this thread.
     for attribute in attributes:
-        found = getattr(found, "__dict__", {}).get(attribute)
-    return f"{called[1]}.wait()" if isinstance(found, sys.modules["torch"].distributed.Work) else ""
+        awaited = getattr(awaited, "__dict__", {}).get(attribute)
+    return f"{called[1]}.wait()" if isinstance(awaited, sys.modules["torch"].distributed.Work) else ""
 
 
 def _has_ddp() -> bool:
@@ -294,6 +290,10 @@ def _pulse(collective: str, main_thread: int) -> str:
     pulse = f"{num_begun} {sockets.moved_bytes()}"
     if collective == "DDP backward":
         # One function computes gradients and waits for them; only computing takes CPU time.
-        cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
-        pulse += f" {cpu_s:.0f}"
+        pulse += f" {_cpu_s(main_thread):.0f}"
     return pulse
+
+
+def _cpu_s(thread: int) -> float:
+    """Return the CPU time of a thread in seconds."""
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
