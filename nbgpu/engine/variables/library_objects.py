@@ -23,7 +23,7 @@ _CLASSES = (
 """Module, class, and the call that makes an object again."""
 
 _noted: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Lightning's objects of which a warning was already printed."""
+"""Lightning's objects about which a warning was already printed."""
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
