@@ -48,7 +48,7 @@ class CollectiveTimeoutError(dist.DistBackendError):
 
 _timeouts_s: dict[str, float] = {}
 """How long a collective may take in each group, by the group's name."""
-_watchdog: _Watchdog | None = None
+_watchdog: Watchdog | None = None
 """The watchdog of the group's present generation; None before the first, and once the rank was cut off."""
 _message = ""
 """The error message about the collective of this generation that took too long; empty if none did."""
@@ -69,27 +69,14 @@ def allow(group_name: str, timeout_s: float) -> None:
     _timeouts_s[group_name] = timeout_s
 
 
-def begin(
-    timeout_s: float,
-    rank: int,
-    store: dist.Store,  # type: ignore[name-defined]
-    give_up: Callable[[Callable[[], None]], None],
-) -> None:
-    """Watch the collectives of a new generation of the group, in place of those of the one before.
-
-    Args:
-        timeout_s: how long a collective of the default group may take.
-        rank: this rank's number.
-        store: the store in which the ranks of this generation meet.
-        give_up: a function that calls its argument and then cuts this rank off from the group; it does
-            neither if the rank is cut off already.
-    """
+def begin(watchdog: Watchdog) -> None:
+    """Watch the collectives of a new generation of the group, in place of those of the one before."""
     global _watchdog, _message, _is_due
     is_first = not _timeouts_s
     _timeouts_s.clear()
-    allow(torch_private.name_of(dist.group.WORLD), timeout_s)
+    allow(torch_private.name_of(dist.group.WORLD), watchdog.timeout_s)
     _message, _is_due = "", False
-    _watchdog = _Watchdog(timeout_s, rank, store, give_up)
+    _watchdog = watchdog
     if is_first:
         threading.Thread(target=_watch, name="nbgpu-collective-timeout", daemon=True).start()
 
@@ -163,11 +150,15 @@ class _Wait:
     """Whether this rank has written into the store that it waits."""
 
 
-class _Watchdog:
-    """Watches the collectives of one generation of the group.
+class Watchdog:
+    """Watches the collectives of one generation of the group, which this rank has just formed.
 
     Args:
-        timeout_s, rank, store, give_up: as for `begin`.
+        timeout_s: how long a collective of the default group may take.
+        rank: this rank's number.
+        store: the store in which the ranks of this generation meet.
+        give_up: a function that calls its argument and then cuts this rank off from the group; it does
+            neither if the rank is cut off already.
     """
 
     def __init__(
@@ -179,7 +170,7 @@ class _Watchdog:
     ) -> None:
         self.period_s = min(_LOOK_PERIOD_S, timeout_s / 8)
         self._announce_after_s = min(_ANNOUNCE_AFTER_S, timeout_s / 4)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._rank = rank
         self._store = store
         self._give_up = give_up
@@ -226,7 +217,7 @@ class _Watchdog:
             wait.examine_after_s = float("inf")
             return
         # A group that was split from another one is not in the table.
-        timeout_s = _timeouts_s.get(collective.group, self._timeout_s)
+        timeout_s = _timeouts_s.get(collective.group, self.timeout_s)
         wait.examine_after_s = timeout_s
         if not wait.is_announced:
             wait.is_announced = True

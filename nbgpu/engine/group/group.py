@@ -195,9 +195,8 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     torch_private.count_groups_from(max(next_number, num_made))
     # The group is connected: from here on collectives get their own timeout.
     if store is not None:
-        collective_timeout.begin(
-            member.timeout_s, member.rank, store, functools.partial(_abandon_late_collective, generation)
-        )
+        abandon = functools.partial(_abandon_late_collective, generation)
+        collective_timeout.begin(collective_timeout.Watchdog(member.timeout_s, member.rank, store, abandon))
         _set_collective_timeout(member.timeout_s)
     # Before the first tensor is sent, look who is at the other ends.
     _raise_if_abandoned()

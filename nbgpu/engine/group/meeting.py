@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -295,9 +296,7 @@ def store_at(address: str, keys_file: Path, generation: int) -> Store:
         keys_file: the file with the keys, which holds a `MeetingPlace`.
         generation: the number of this forming of the group.
     """
-    keys = MeetingPlace.read(keys_file)
-    place = MeetingPlace(address, keys.server_public_key, keys.public_key, keys.secret_key)
-    return Store(place, generation)
+    return Store(replace(MeetingPlace.read(keys_file), address=address), generation)
 
 
 def _own_context() -> zmq.Context[_Socket]:

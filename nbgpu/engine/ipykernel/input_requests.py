@@ -62,7 +62,7 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     sys.stdout.flush()
     sys.stderr.flush()
     if not are_answered:
-        raise _nobody(question.rank)
+        raise _nobody_error()
     # The number of the question goes through the same socket as printed text. So the notebook knows when all
     # text that was printed before has arrived, and shows the question only then.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
@@ -71,7 +71,7 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
             with short_path(_folder) as short:
                 connection.connect(str(short / Question.SOCKET))
         except OSError:
-            raise _nobody(question.rank) from None
+            raise _nobody_error() from None
         connection.sendall(json.dumps(asdict(question)).encode() + b"\n")
         with connection.makefile("rb") as answers:
             line = answers.readline()
@@ -83,7 +83,7 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     return answer
 
 
-def _nobody(rank: int) -> StdinNotImplementedError:
+def _nobody_error() -> StdinNotImplementedError:
     return StdinNotImplementedError(
-        f"rank {rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
+        f"rank {_rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
     )

@@ -37,6 +37,9 @@ _NO_SUCH_GPU = (
 _PUTS_ON_A_DEVICE = re.compile(r"\.to\(|\.cuda\(|device")
 _SPAWNS = "torch/multiprocessing/spawn.py"
 _NOTEBOOK_LAUNCHER = "accelerate/launchers.py"
+_ENDED = (
+    "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
+)
 _CALL_IT = "call the function itself, without notebook_launcher"
 _BY_DDP = "pass devices=world_size and strategy='ddp'"
 _LAUNCHERS: Mapping[str, str] = {
@@ -87,9 +90,9 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
                 "with `rank` and `world_size`."
             )
         if group.has_ended():
-            return _ended()
+            return _ENDED
     if "Default process group has not been initialized" in message and group.has_ended():
-        return _ended()
+        return _ENDED
     if any(code.co_filename.endswith(_SPAWNS) for code in codes(traceback)):
         return _about_spawned(message)
     if any(code.co_filename.endswith(_NOTEBOOK_LAUNCHER) for code in codes(traceback)):
@@ -104,14 +107,9 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
     if "device_ids and output_device arguments only work with" in message:
         return "Leave device_ids out: DistributedDataParallel takes the device on which the model is."
     if any(text in message for text in _NO_SUCH_GPU) and _PUTS_ON_A_DEVICE.search(_own_lines(traceback)):
-        has = "has no GPU" if _device == "cpu" else f"has the GPU {_device}"
-        return f"This rank {has}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
+        owned = "no GPU" if _device == "cpu" else f"the GPU {_device}"
+        return f"This rank has {owned}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
     return ""
-
-
-def _ended() -> str:
-    """Return the sentence for a group that the cell itself has ended."""
-    return "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
 
 
 def _about_spawned(message: str) -> str:

@@ -373,7 +373,7 @@ def _reason_after_resize(num_before: int, num_now: int, on_several_hosts: bool) 
         last = f" to {num_before - 1}" if num_before - num_now > 1 else ""
         gone = f", without what rank {num_now}{last} held of it"
     return (
-        f"this belonged to the process group of {num_before} rank{'s'[: num_before > 1]}; make it again for "
+        f"this belonged to the process group of {num_before} rank{'s' if num_before > 1 else ''}; make it again for "
         f"{num_now}{gone}. It was"
     )
 

@@ -37,7 +37,7 @@ class Watched:
         monkeypatch.setattr(collective_timeout, "_timeouts_s", {})
         monkeypatch.setattr(collective_timeout, "_message", "")
         monkeypatch.setattr(collective_timeout, "_is_due", False)
-        self.watchdog = collective_timeout._Watchdog(TIMEOUT_S, 0, self.store, self._give_up)
+        self.watchdog = collective_timeout.Watchdog(TIMEOUT_S, 0, self.store, self._give_up)
 
     def _give_up(self, note: Callable[[], None]) -> None:
         self.num_given_up += 1
