@@ -74,7 +74,7 @@ def begin(watchdog: Watchdog) -> None:
     global _watchdog, _message, _is_due
     is_first = not _timeouts_s
     _timeouts_s.clear()
-    allow(torch_private.name_of(dist.group.WORLD), watchdog.timeout_s)
+    allow(torch_private.group_name(dist.group.WORLD), watchdog.timeout_s)
     _message, _is_due = "", False
     _watchdog = watchdog
     if is_first:
@@ -212,7 +212,7 @@ class Watchdog:
             collective: the oldest collective in flight of this group; None if torch has no record of one.
             now_s: the monotonic time now.
         """
-        if collective is None or not torch_private.ranks_of(collective.group):
+        if collective is None or not torch_private.group_ranks(collective.group):
             # torch has no record of the collective, or the person has ended its group.
             wait.examine_after_s = float("inf")
             return
@@ -257,7 +257,7 @@ class Watchdog:
     def _describe_missing_ranks(self, collective: CollectiveInFlight) -> str:
         """Return a text about the ranks that have not begun a collective, from what the waiting ranks have
         written into the store."""
-        ranks = torch_private.ranks_of(collective.group)
+        ranks = torch_private.group_ranks(collective.group)
         arrived: list[int] = []
 
         def read_store() -> None:

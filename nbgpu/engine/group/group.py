@@ -119,7 +119,7 @@ _store: dist.Store | None = None  # type: ignore[name-defined]
 
 
 def membership() -> Membership:
-    """Return this process's place in the group that it formed last, or in its group alone."""
+    """Return this process's place in the group that it formed last, or in its 'fake' group (`form_alone`)."""
     member = _membership if _alone is None else _alone
     assert member is not None, "no group was formed in this process"
     return member
@@ -173,7 +173,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             _form_in_place(member, meets_in)
         else:
             _end_group()
-            torch_private.count_groups_from(number)
+            torch_private.set_group_count(number)
             connects_afterwards = store is not None and _connects_afterwards()
             afterwards: dict[str, Any] = {"enable_reconfigure": True} if connects_afterwards else {}
             dist.init_process_group(
@@ -191,8 +191,8 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     # Number later groups alike on all ranks, and give no number twice: a mesh may still look for a group that
     # has ended by its name. After a forming in place torch's own count does not serve, because it may include
     # groups that were not formed on all ranks.
-    num_made = 0 if is_in_place else torch_private.num_groups_made()
-    torch_private.count_groups_from(max(next_number, num_made))
+    num_made = 0 if is_in_place else torch_private.group_count()
+    torch_private.set_group_count(max(next_number, num_made))
     # The group is connected: from here on collectives get their own timeout.
     if store is not None:
         abandon = functools.partial(_abandon_late_collective, generation)
@@ -289,7 +289,7 @@ def _form_in_place(member: Membership, store: meeting.Store) -> None:
 
 
 def _end_group() -> None:
-    """End the group that this process may have."""
+    """End the default group, if there is one, and all others with it."""
     if dist.is_initialized():  # unless the person's own code has ended it
         groups = torch_private.living_groups()
         dist.destroy_process_group()
@@ -320,7 +320,7 @@ def _connect_timeout(member: Membership) -> timedelta:
 
 def _set_collective_timeout(timeout_s: float) -> None:
     """Give the default group the timeout of its collectives, once it is connected."""
-    collective_timeout.allow(torch_private.name_of(dist.group.WORLD), timeout_s)
+    collective_timeout.allow(torch_private.group_name(dist.group.WORLD), timeout_s)
     if torch_private.can_change_timeout():
         torch_private.change_timeout(collective_timeout.gloo_timeout(timeout_s))
 
@@ -455,7 +455,7 @@ def _begin(generation: int, store: dist.Store | None) -> None:  # type: ignore[n
     """
     global _generation, _store, _is_cut
     with _cutting:
-        _raise_if_given_up(generation)
+        _refuse_ended_generation(generation)
         _generation, _store, _is_cut = generation, store, False
 
 
@@ -488,14 +488,14 @@ def _raise_if_abandoned() -> None:
     with _cutting:
         if _is_abandoned():
             _cut()
-            _raise_if_given_up(_generation)
+            _refuse_ended_generation(_generation)
 
 
 def _is_abandoned() -> bool:
     return 0 <= _generation <= _given_up
 
 
-def _raise_if_given_up(generation: int) -> None:
+def _refuse_ended_generation(generation: int) -> None:
     """Raise DistBackendError if a generation was given up."""
     if generation <= _given_up:
         # The error that torch raises on a rank that was freed from a collective.
@@ -521,7 +521,7 @@ def _cut() -> None:
 
 
 def _abort_nccl(groups: Sequence[Any]) -> None:
-    """Abort NCCL's part of groups; end this process if that does not come back."""
+    """Abort NCCL's part of groups; end this process if the abort does not return in time."""
     abort = threading.Thread(
         target=torch_private.abort_nccl, args=(groups,), name="nbgpu-abort-nccl", daemon=True
     )

@@ -288,7 +288,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return None
 
 
-def store_at(address: str, keys_file: Path, generation: int) -> Store:
+def open_store(address: str, keys_file: Path, generation: int) -> Store:
     """Return the store of a generation.
 
     Args:

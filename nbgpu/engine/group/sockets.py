@@ -90,7 +90,7 @@ def noted_as_groups() -> Iterator[None]:
 
 
 def wait_for_group_in_the_making(patience_s: float) -> None:
-    """Wait, at most this long, until the main thread is making no group. Call on another thread."""
+    """Wait until the main thread makes no group, for at most `patience_s` seconds. Call on another thread."""
     give_up_s = time.monotonic() + patience_s
     while _is_in_the_making and time.monotonic() < give_up_s:
         time.sleep(_LOOK_PERIOD_S)

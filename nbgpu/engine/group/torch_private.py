@@ -46,7 +46,7 @@ def living_groups() -> list[Any]:
     return list(distributed_c10d._world.pg_map)
 
 
-def count_groups_from(number: int) -> None:
+def set_group_count(number: int) -> None:
     """Set the number of the next group.
 
     torch counts its groups, and the number is the name under which the ranks of a group meet. A forming that
@@ -55,7 +55,7 @@ def count_groups_from(number: int) -> None:
     distributed_c10d._world.group_count = number
 
 
-def num_groups_made() -> int:
+def group_count() -> int:
     """Return torch's count of its groups, which is the number of the next one."""
     number: int = distributed_c10d._world.group_count
     return number
@@ -246,21 +246,22 @@ def num_collectives(group: Any) -> int:
     return number
 
 
-def name_of(group: Any) -> str:
-    """Return the name under which the ranks know a group, which is the same on all of them."""
+def group_name(group: Any) -> str:
+    """Return a group's name, which is the same on all its ranks."""
     name: str = distributed_c10d._world.pg_names[group]
     return name
 
 
-def ranks_of(group_name: str) -> list[int]:
-    """Return the ranks of a group, by its name; none for a group that has ended."""
+def group_ranks(group_name: str) -> list[int]:
+    """Return the global ranks of the members of a group, by the group's name; none for a group that has
+    ended."""
     world = distributed_c10d._world
     groups = [group for group, name in world.pg_names.items() if name == group_name]
     return [rank for group in groups for rank in world.pg_group_ranks[group]]
 
 
 def default_timeouts() -> tuple[timedelta | None, ...]:
-    """Return the timeouts that torch gives to groups for which the caller has named none."""
+    """Return the timeouts that torch gives to groups that are made without one: of gloo, and of NCCL."""
     return constants.default_pg_timeout, constants.default_pg_nccl_timeout
 
 
@@ -402,7 +403,7 @@ def flight_recording() -> bytes | None:
     return json.dumps(together).encode()
 
 
-def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     """Return the root mesh that a DeviceMesh was sliced from; None for a mesh that was not sliced, and where
     this version of torch cannot say."""
     if hasattr(mesh, "_get_root_mesh"):
@@ -450,8 +451,8 @@ def reset_sharded(module: nn.Module) -> None:
 
 
 def forget_layouts() -> None:
-    """Clear DTensor's cache of sharding decisions, which holds the mesh of the first operands: an equal mesh
-    that was made later would be replaced by one whose groups have ended.
+    """Clear DTensor's cache of sharding decisions. It has the mesh of the first operands, whose groups may
+    have ended, and would return that mesh for operands on a later, equal mesh.
 
     Nothing happens where this version of torch has no function for that.
     """
@@ -494,7 +495,7 @@ class Sharding:
     """The object with its other settings; None without parameters."""
 
 
-def sharding_of(module: nn.Module) -> Sharding | None:
+def fsdp_sharding(module: nn.Module) -> Sharding | None:
     """Return how `fully_shard` shards a module, from FSDP's private state, so that the module can be sharded
     again; None where it was given several modules at once, several meshes or a part of a larger mesh, or was
     only replicated."""

@@ -33,8 +33,9 @@ def may_await(code: str) -> bool:
     return "await" in code or "async" in code
 
 
-def _to_be_awaited(shell: Any, code: str) -> str | None:
-    """Return the code without IPython's syntax if it contains an `await`; None for any other cell."""
+def _transform_awaiting(shell: Any, code: str) -> str | None:
+    """Return a cell's code, with IPython's syntax turned into Python's, if the cell contains an `await`; None
+    for any other cell."""
     if not may_await(code):
         return None
     try:
@@ -58,7 +59,7 @@ async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
         store_history: whether the cell gets a place in the history.
     """
     global _cell, _was_interrupted
-    transformed = _to_be_awaited(shell, code)
+    transformed = _transform_awaiting(shell, code)
     if transformed is None:
         return None
     shell._last_traceback, shell._last_traceback_during_displayhook = None, False

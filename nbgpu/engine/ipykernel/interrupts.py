@@ -42,10 +42,11 @@ def install() -> None:
     os.register_at_fork(after_in_child=_restore_in_child)
 
 
-def take_back() -> None:
+def restore_handler() -> None:
     """Install the handler of SIGINT before a request. Call on the main thread.
 
-    It is set each time, because a handler that was set in C, as by faulthandler, cannot be seen.
+    The handler is set each time, because one that was set in C since then, as by faulthandler, cannot be
+    detected.
     """
     global _unheeded
     _unheeded = ""
@@ -53,7 +54,7 @@ def take_back() -> None:
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
-def is_taken() -> bool:
+def is_handler_replaced() -> bool:
     """Return whether the person's code has replaced the handler of SIGINT in this request, or blocked
     SIGINT."""
     return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
@@ -69,8 +70,8 @@ def _restore_in_child() -> None:
 
 
 def unheeded() -> Unheeded:
-    """Return why interrupts do not end the main thread's work, if that is known; empty if it is not. Call on
-    any thread."""
+    """Return the reason why interrupts do not end the main thread's work; empty if no reason is known. Call
+    on any thread."""
     # Another thread has its own signal mask, so that only the handler is looked at.
     if _signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
@@ -155,8 +156,9 @@ def _is_in_import_of_torch(frame: FrameType | None) -> bool:
 def forget_half_imported() -> None:
     """Remove the modules of packages whose import was interrupted.
 
-    Python removes only the package itself. The next import of the package finds its modules in place and
-    never makes them its attributes: "module 'sympy' has no attribute 'core'", for the rest of the process.
+    Python removes only the package itself. The next import of the package finds its modules in `sys.modules`
+    and does not make them attributes of the package: "module 'sympy' has no attribute 'core'", for the rest
+    of the process.
     """
     for name in sorted(sys.modules):  # a package before its modules
         package = name.rpartition(".")[0]

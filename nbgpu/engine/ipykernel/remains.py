@@ -41,8 +41,8 @@ def forget_failure() -> None:
 def complete(metadata: dict[str, Any]) -> None:
     """Put into the metadata of a reply which state the cell has left behind that must be repaired."""
     group_ended, is_cut_off = group.has_ended(), group.is_cut_off()
-    taken = ["SIGINT"] if interrupts.is_taken() else []
-    if stacks.signal_is_taken():
+    taken = ["SIGINT"] if interrupts.is_handler_replaced() else []
+    if stacks.is_signal_replaced():
         taken.append(stacks.STACK_SIGNAL.name)
     if group_ended or is_cut_off or taken:
         metadata[Remains.METADATA] = asdict(Remains(group_ended, is_cut_off, tuple(taken)))

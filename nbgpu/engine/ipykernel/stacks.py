@@ -50,7 +50,7 @@ _signal = import_module("_signal")
 _stack_file: TextIO | None = None
 
 
-def answer_from(folder: Path) -> None:
+def start_answering(folder: Path) -> None:
     """Start the thread that replies to every process that may enter the folder. Call on the main thread.
 
     STACK_SIGNAL writes the main thread's stack into a file there, which works even while C code holds the
@@ -59,7 +59,7 @@ def answer_from(folder: Path) -> None:
     """
     global _stack_file  # it stays open
     _stack_file = (folder / MainThreadState.stack_name(os.getpid())).open("w")
-    take_signal_back()
+    restore_signal()
     listener = socket.socket(socket.AF_UNIX)
     with short_path(folder) as short:
         listener.bind(str(short / MainThreadState.socket_name(os.getpid())))
@@ -68,19 +68,19 @@ def answer_from(folder: Path) -> None:
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-stacks", daemon=True).start()
 
 
-def signal_is_taken() -> bool:
-    """Return whether other code has set a handler for STACK_SIGNAL through Python; one that was set in C is
-    not seen."""
+def is_signal_replaced() -> bool:
+    """Return whether other code has set a handler for STACK_SIGNAL through Python. A handler that was set in
+    C cannot be detected."""
     return _signal.getsignal(STACK_SIGNAL) is not _ignore
 
 
-def take_signal_back() -> None:
+def restore_signal() -> None:
     """Make STACK_SIGNAL write the stack again, whatever other code did with the signal.
 
     Call on the main thread.
     """
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
-    if signal_is_taken():
+    if is_signal_replaced():
         # faulthandler does not notice that another handler replaced its own, until its own is unregistered.
         # It then restores the handler set here, so that the signal ends the process at no moment.
         _signal.signal(STACK_SIGNAL, _ignore)
@@ -97,7 +97,7 @@ def _release_in_child(listener: socket.socket) -> None:
     """Release the socket and the signal in a child that code on the rank has forked: the child has no thread
     that replies."""
     listener.close()
-    if not signal_is_taken():
+    if not is_signal_replaced():
         faulthandler.unregister(STACK_SIGNAL)
         signal.signal(STACK_SIGNAL, signal.SIG_DFL)
 
@@ -166,7 +166,13 @@ def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
 
 
 def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:
-    """Return the index of the first frame below the function `caller`."""
+    """Return the index of the first frame that the function `caller` has called, directly below its own; None
+    if it is not among the frames.
+
+    Args:
+        frames: the frames, the outermost first.
+        caller: the function, as in `engine/frames.py`.
+    """
     for index, frame in enumerate(frames[:-1]):
         if is_function(frame, caller):
             return index + 1
@@ -204,7 +210,7 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 
 
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
-    """Return the position in a run; `frames` begins with the frame of the loop."""
+    """Return the state in a training run; `frames` begins with the frame of the training loop."""
     paths = [frame.f_code.co_filename for frame in frames]
     ours_or_theirs = [i for i, path in enumerate(paths) if is_ours(path) or not is_library(path)]
     innermost = frames[ours_or_theirs[-1]]

@@ -71,7 +71,7 @@ def install(shell: Any) -> None:
     shell.set_parent = set_parent_of_streams
 
 
-def send_what_waits() -> None:
+def flush_all() -> None:
     """Send the text that the rank and its forked children have written so far."""
     if _children is not None:
         _children.drain()
@@ -164,7 +164,7 @@ class _ForkedChildren:
         self._children.clear()
         lock = threading.RLock()
         for name, stream in self.streams.items():
-            stream.write = _write_to(to_rank, name, lock)
+            stream.write = _child_write(to_rank, name, lock)
             stream.flush = lambda: None
         self._shell.display_pub.publish = _print_plain
 
@@ -237,7 +237,9 @@ class _ForkedChildren:
         is_read.wait(_DRAIN_PATIENCE_S)
 
 
-def _write_to(to_rank: socket.socket, name: str, lock: AbstractContextManager[bool]) -> Callable[[str], int]:
+def _child_write(
+    to_rank: socket.socket, name: str, lock: AbstractContextManager[bool]
+) -> Callable[[str], int]:
     """Return the `write` of a stream in a forked child."""
 
     def write(text: str) -> int:

@@ -63,7 +63,8 @@ def install(shell: Any) -> None:
     rank_pid = os.getpid()
 
     def show_persons_part(*args: Any, **options: Any) -> None:
-        """Show errors of functions that were sent, which ipyparallel would show with its own frames."""
+        """Show the error of a function that the client has sent without ipyparallel's frames, and let IPython
+        show any other error."""
         _, error, traceback = sys.exc_info()
         if isinstance(error, SystemExit) and os.getpid() != rank_pid:
             forked.end_child(error)
@@ -247,7 +248,8 @@ def name_cells(shell: Any) -> None:
 
 
 def with_cell_names(lines: Sequence[str]) -> list[str]:
-    """Return the parts of a traceback, each a frame or a line, with the names of cells."""
+    """Return the parts of a traceback, frames and lines, with 'Cell In[3]' in place of the names of cells'
+    files."""
     return [_named(part) for part in lines] if _numbers else [*lines]
 
 

@@ -134,7 +134,7 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
     global _sentinel
     descendants.adopt_orphans()
     _sentinel = Sentinel(lifetime, cluster_folder)
-    stacks.answer_from(cluster_folder)
+    stacks.start_answering(cluster_folder)
     _redirect_multiprocessing_sockets(cluster_folder)
     from ipyparallel.engine import app
 
@@ -336,7 +336,7 @@ def _form(form: Callable[[Membership, Store, int], None], spec: RankSpec, genera
     MASTER_PORT, and begin the simulation of a link, if any. A collective."""
     from nbgpu.engine.group import meeting, simulated_link
 
-    store = meeting.store_at(spec.store, Path(spec.store_keys), generation)
+    store = meeting.open_store(spec.store, Path(spec.store_keys), generation)
     torchrun_variables.publish_master(spec, store)
     form(_membership(spec), store, generation)
     torchrun_variables.set_master(store)

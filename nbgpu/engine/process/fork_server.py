@@ -110,7 +110,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer requests and record how engines end, until the controller has ended, or the owner of a
-        cluster that is not kept beyond it."""
+        cluster that does not outlive its owner."""
         lifetime = LifetimeWatch(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()

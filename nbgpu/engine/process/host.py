@@ -50,8 +50,9 @@ _FAREWELL_S = 0.05
 _here: ThisHost
 _folder: Path
 _fork_server: subprocess.Popen[bytes]
-_leaving = threading.Lock()
-_leaver: threading.Thread | None = None
+_shutdown_lock = threading.Lock()
+"""Taken by the first call of `_shut_down`, and never released."""
+_shutdown_thread: threading.Thread | None = None
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
 _stays_when_signalled = False
@@ -96,7 +97,7 @@ def main() -> None:
         host_calls.say(
             "the cluster's controller is not heard any more: it has ended, or is cut off. The ranks here end"
         )
-        _leave()
+        _shut_down()
 
 
 def _join_file(file: Path) -> JoinFile:
@@ -170,23 +171,23 @@ def _serve(join: JoinFile) -> None:
 def _end_with_fork_server() -> None:
     """Wait for the fork server's end, and end this host's part of the cluster with it."""
     code = _fork_server.wait()
-    if _leaving.locked():
+    if _shutdown_lock.locked():
         return
     host_calls.say(
         f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
         f"{_here.log_tail()}"
     )
     # The launcher that has started this host reads the log, and removes the log.
-    _leave(keeps_log=True)
+    _shut_down(keeps_log=True)
 
 
 def _end_on_signal(number: int, _: FrameType | None) -> None:
     """End this host's part of the cluster because of a signal, after a line about the signal in the log."""
     host_calls.say(f"{signal.Signals(number).name} ends this host's part of the cluster")
-    _leave(keeps_log=_stays_when_signalled, unregisters=True)
+    _shut_down(keeps_log=_stays_when_signalled, unregisters=True)
 
 
-def _leave(keeps_log: bool = False, unregisters: bool = False) -> None:
+def _shut_down(keeps_log: bool = False, unregisters: bool = False) -> None:
     """End the fork server and the ranks, remove their folders, and end this process.
 
     The first call does this work. Another thread that calls meanwhile waits for the end of the process; a
@@ -196,12 +197,12 @@ def _leave(keeps_log: bool = False, unregisters: bool = False) -> None:
         keeps_log: leave the launcher's folder with this process's log in place.
         unregisters: unregister the ranks and this host at the hub.
     """
-    global _leaver
-    if not _leaving.acquire(blocking=False):
-        if _leaver is not threading.current_thread():
+    global _shutdown_thread
+    if not _shutdown_lock.acquire(blocking=False):
+        if _shutdown_thread is not threading.current_thread():
             threading.Event().wait()  # until this process ends
         return
-    _leaver = threading.current_thread()
+    _shutdown_thread = threading.current_thread()
     # The fork server and the ranks would end by themselves. But where this process is a task of Slurm, they
     # are killed with it, and no process would remove the folder.
     with suppress(ProcessLookupError, ClusterError):
@@ -244,7 +245,7 @@ def _unregister_and_end() -> None:
     # The notebook waits until this host is gone from its list.
     host_calls.unregister(IPEngine.instance().id)
     time.sleep(_FAREWELL_S)
-    _leave()
+    _shut_down()
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ Installer = Callable[[RankSpec, Any], None]
 
 
 def _unless_plain(install: Callable[[Any], None]) -> Installer:
-    """Return an installer that does nothing where cells take no short cuts."""
+    """Return an installer that does nothing if the short cuts of cells are switched off
+    (`protocol/short_cuts.py`)."""
     return lambda _, shell: None if are_plain() else install(shell)
 
 

@@ -486,8 +486,8 @@ def _as_tensor(array: np.ndarray[Any, Any], order: Any) -> Tensor:
 
 
 def _fills(form: TensorForm, size_bytes: int) -> bool:
-    """Return whether a tensor has all bytes of its block in order, with a dtype that safetensors knows: then
-    the file has this tensor, with its shape, and otherwise uint8."""
+    """Return whether a tensor has all bytes of its block in order, and a dtype that safetensors knows. The
+    file then has the block with the shape and dtype of the tensor, and otherwise as uint8."""
     dtype = getattr(torch, form.dtype)
     outline = torch.empty(form.shape, dtype=dtype, device="meta")
     return (

@@ -124,7 +124,7 @@ class Rebuilder:
             self._fill(self._built[number], node)
         elif node["is"] == "tensor":
             # Its attributes may lead back to it, as from a weight to its model.
-            self._built[number] = self._in_storage(node["form"], self._device_of(node["device"]))
+            self._built[number] = self._in_storage(node["form"], self._named_device(node["device"]))
             self._complete_tensor(self._built[number], node)
         elif node["is"] in ("object", "fsdp"):
             self._built[number] = self._make_empty(node)
@@ -175,7 +175,7 @@ class Rebuilder:
             "ddp": self._ddp,
             "defaultdict": self._defaultdict,
             "definition": self._definition,
-            "device": lambda node: self._device_of(node["name"]),
+            "device": lambda node: self._named_device(node["name"]),
             "dtype": lambda node: getattr(torch, node["name"]),
             "float": lambda node: float(node["text"]),
             "generator": self._generator,
@@ -196,7 +196,7 @@ class Rebuilder:
         pairs = [(self.value(key), self.value(item)) for key, item in node["items"]]
         return defaultdict(self.value(node["factory"]), pairs)
 
-    def _device_of(self, name: str) -> torch.device:
+    def _named_device(self, name: str) -> torch.device:
         """Return a device by its name in the description; this rank's own device if there is no such GPU."""
         if name == OWN_DEVICE:
             return self._device
@@ -260,7 +260,7 @@ class Rebuilder:
             raise NotRebuilt(f"fully_shard failed on this rank: {type(error).__name__}: {error}") from error
 
     def _generator(self, node: Mapping[str, Any]) -> torch.Generator:
-        generator = torch.Generator(self._device_of(node["device"]))
+        generator = torch.Generator(self._named_device(node["device"]))
         generator.set_state(self.value(node["state"]))
         return generator
 
@@ -297,8 +297,8 @@ class Rebuilder:
         return self._defined(definition)
 
     def _defined(self, definition: Definition) -> Any:
-        """Run a definition and return the function or class. The variables that it needs are there meanwhile,
-        and the rank's own variables are restored afterwards."""
+        """Run a definition and return the function or class. While it runs, the rank has the saved values of
+        the variables that it needs; the rank's own variables are restored afterwards."""
         saved = self._stored.variables
         # Base classes, decorators and defaults are looked up while the definition runs.
         needed = {

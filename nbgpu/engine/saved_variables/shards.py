@@ -162,7 +162,7 @@ def _placement(placement: Any, owner: Any) -> list[Any]:
 def _describe_fsdp(describer: Describing, module: Any, path: str) -> dict[str, Any]:
     """Return the node of a model under `fully_shard`: its class before, its attributes, and the settings of
     FSDP."""
-    sharding = torch_private.sharding_of(module)
+    sharding = torch_private.fsdp_sharding(module)
     if sharding is None:
         raise Unsupported(
             "fully_shard was given several modules at once, or several meshes, for it. Save a variable with its "

@@ -29,7 +29,8 @@ def inspect(
 
 
 def there(names: Sequence[str]) -> dict[str, bool]:
-    """Return which of these names are variables of this rank, each with whether it is a module."""
+    """Return whether the value is a module, by name, for those of these names that are variables of this
+    rank."""
     variables = shell.current().user_ns
     return {name: isinstance(variables[name], ModuleType) for name in names if name in variables}
 

@@ -44,7 +44,7 @@ def install(shell: Any) -> None:
 
 
 def _warn_of_single_process_trainers(variables: Mapping[str, Any]) -> None:
-    """Print a warning, once for each, of Lightning's objects that are configured for a single process.
+    """Print a warning about each of Lightning's objects that is configured for a single process, once.
 
     Without a number of devices Lightning takes one process on the CPU, and its metrics are then those of one
     rank.

@@ -141,7 +141,7 @@ def _ranks_of_group(arguments: Mapping[str, Any]) -> list[int]:
         arguments: those of the object's constructor.
     """
     mesh = arguments.get("device_mesh")
-    if mesh is not None and torch_private.root_of(mesh) is not None:
+    if mesh is not None and torch_private.root_mesh(mesh) is not None:
         return []  # DDP has changed the module's parameters for the larger mesh
     try:
         group = arguments.get("process_group") if mesh is None else mesh.get_group()
@@ -225,7 +225,7 @@ def _initialise_again(
 
 
 def _drop_debugger_objects() -> None:
-    """Drop the DDP objects to which only the frames kept for `%debug` refer: nobody will train with them."""
+    """Drop the DDP objects to which only the frames kept for `%debug` refer: they are not used any more."""
     frames = {id(frame) for frame in kept_failure.kept_frames()}
     for ddp_ref in ddp_objects.references() if frames else ():
         ddp = ddp_ref()

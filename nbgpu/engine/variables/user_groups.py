@@ -101,7 +101,7 @@ def _describe_mesh(name: str, value: Any, meshes: Mapping[str, DeviceMesh], is_p
     """
     if not is_a(value, DeviceMesh) or not (groups := _mesh_groups(value)):
         return None
-    root = torch_private.root_of(value)
+    root = torch_private.root_mesh(value)
     if (root is not None) != is_part:
         return None
     if root is None or value.mesh_dim_names is None:

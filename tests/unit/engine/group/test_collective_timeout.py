@@ -33,7 +33,7 @@ class Watched:
         self.store = dist.HashStore()
         monkeypatch.setattr(torch_private, "unfinished_groups", lambda: dict(self.unfinished))
         monkeypatch.setattr(torch_private, "collectives_in_flight", lambda: dict(self.in_flight))
-        monkeypatch.setattr(torch_private, "ranks_of", lambda name: [0, 1, 2] if name == "0" else [])
+        monkeypatch.setattr(torch_private, "group_ranks", lambda name: [0, 1, 2] if name == "0" else [])
         monkeypatch.setattr(collective_timeout, "_timeouts_s", {})
         monkeypatch.setattr(collective_timeout, "_message", "")
         monkeypatch.setattr(collective_timeout, "_is_due", False)
