@@ -27,8 +27,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+import torch.distributed as dist
+
 from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library, is_ours
-from nbgpu.engine.group import activity
+from nbgpu.engine.group import activity, ddp_objects, simulated_link, sockets, torch_private
 from nbgpu.engine.ipykernel import awaiting, interrupts
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import MainThreadState
@@ -149,8 +151,7 @@ def find() -> MainThreadState:
 def _with_link(where: MainThreadState) -> MainThreadState:
     """Add the simulated link to the name of a collective, because the rank may wait for the link and not for
     other ranks."""
-    simulated_link = sys.modules.get("nbgpu.engine.group.simulated_link")
-    link = "" if simulated_link is None else simulated_link.in_words()
+    link = simulated_link.in_words()
     if not link or not where.collective:
         return where
     return replace(where, collective=f"{where.collective} over the {link}")
@@ -251,7 +252,7 @@ def _collective(frames: Sequence[FrameType]) -> str:
         return _awaited_work(frames[0])
     last_path, last_name = below[-1]
     # Autograd calls DDP's reducer from C++, which leaves no frame of DDP on the stack.
-    if last_name == "_engine_run_backward" and _has_ddp():
+    if last_name == "_engine_run_backward" and ddp_objects.are_there():
         return "DDP backward"
     if "/torch/distributed/" not in last_path and not last_path.endswith(_DDP):
         return ""
@@ -279,19 +280,12 @@ def _awaited_work(frame: FrameType) -> str:
     # Looked up in `__dict__`, because a property of the person's object could run any code on this thread.
     for attribute in attributes:
         awaited = getattr(awaited, "__dict__", {}).get(attribute)
-    return f"{called[1]}.wait()" if isinstance(awaited, sys.modules["torch"].distributed.Work) else ""
-
-
-def _has_ddp() -> bool:
-    ddp_objects = sys.modules.get("nbgpu.engine.group.ddp_objects")
-    return ddp_objects is not None and ddp_objects.are_there()
+    return f"{called[1]}.wait()" if isinstance(awaited, dist.Work) else ""
 
 
 def _pulse(collective: str, main_thread: int) -> str:
     """Return a text that changes with every collective that begins and every byte that arrives: as long as it
     stays the same, the rank stands still."""
-    from nbgpu.engine.group import sockets, torch_private
-
     num_begun = sum(torch_private.num_collectives(group) for group in torch_private.living_groups())
     pulse = f"{num_begun} {sockets.moved_bytes()}"
     if collective == "DDP backward":

@@ -16,14 +16,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbgpu.engine.ipykernel import stacks
+import torch
+import torch.distributed as dist
+
+from nbgpu.engine.group import group, meeting, own_groups, safe_nccl, simulated_link, torch_settings
+from nbgpu.engine.ipykernel import input_requests, remains, shell, stacks
 from nbgpu.engine.process import torchrun_variables
 from nbgpu.engine.process.rank_spec import RankSpec
-from nbgpu.machine import descendants, interpreter
+from nbgpu.machine import descendants, interpreter, numa
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.processes import is_ending
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
@@ -34,9 +37,6 @@ from nbgpu.protocol.records import Device, GivenUp
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-    from nbgpu.engine.group.group import Membership
-    from nbgpu.engine.group.meeting import Store
 
 _log = logging.getLogger("nbgpu.engine")
 
@@ -114,7 +114,7 @@ class Sentinel:
             if socket_fd in ready:
                 message = self._socket.recv(GivenUp.MAX_BYTES)
                 try:
-                    import_module("nbgpu.engine.group.group").give_up(int(message))
+                    group.give_up(int(message))
                 except Exception:  # noqa: BLE001 - it is logged
                     # Without this thread nothing could free or end the rank any more.
                     _log.exception("generation %r of the process group could not be given up", message)
@@ -207,8 +207,6 @@ def join(spec: Mapping[str, Any], generation: int) -> list[str]:
     Returns:
         The environment variables that were set for the transport, as 'NAME=value'.
     """
-    from nbgpu.engine.group import group
-
     _form(group.form, _become_rank(RankSpec(**spec)), generation)
     return _settings_of_transport
 
@@ -219,8 +217,6 @@ def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
 
     In this group the rank's earlier cells can run again without the other ranks. `join_again` ends the group.
     """
-    from nbgpu.engine.group import group
-
     group.form_alone(_membership(_become_rank(RankSpec(**spec))))
 
 
@@ -236,10 +232,6 @@ def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int])
     Returns:
         A line for each variable that could not be moved to the new group, or whose state differed.
     """
-    import torch.distributed as dist
-
-    from nbgpu.engine.group import group, own_groups, simulated_link
-    from nbgpu.engine.ipykernel import remains, shell
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
     from nbgpu.engine.variables.persons_objects import run_limited
 
@@ -295,8 +287,6 @@ _settings_of_transport: list[str] = []
 
 def _set_environment(spec: RankSpec) -> None:
     """Set the environment of the transport before CUDA, NCCL or gloo read it."""
-    from nbgpu.engine.group import safe_nccl
-
     device = Device(**spec.described)
     # The cluster may have got other GPUs, and another number of ranks, since the fork server was started.
     os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else spec.visible_gpus
@@ -320,7 +310,6 @@ def _become_rank(spec: RankSpec) -> RankSpec:
         assert _spec == spec, f"this engine is rank {_spec.rank} already"
         return spec
     assert _sentinel is not None, "only engines that the fork server forked become ranks"
-    from nbgpu.engine.ipykernel import shell
     from nbgpu.engine.process.installers import INSTALLERS
 
     _spec = spec
@@ -331,11 +320,11 @@ def _become_rank(spec: RankSpec) -> RankSpec:
     return spec
 
 
-def _form(form: Callable[[Membership, Store, int], None], spec: RankSpec, generation: int) -> None:
+def _form(
+    form: Callable[[group.Membership, meeting.Store, int], None], spec: RankSpec, generation: int
+) -> None:
     """Form a generation of the group with `group.form` or `group.form_again`, set MASTER_ADDR and
     MASTER_PORT, and begin the simulation of a link, if any. A collective."""
-    from nbgpu.engine.group import meeting, simulated_link
-
     store = meeting.open_store(spec.store, Path(spec.store_keys), generation)
     torchrun_variables.publish_master(spec, store)
     form(_membership(spec), store, generation)
@@ -343,13 +332,9 @@ def _form(form: Callable[[Membership, Store, int], None], spec: RankSpec, genera
     simulated_link.begin(Path(spec.folder), generation)
 
 
-def _membership(spec: RankSpec) -> Membership:
+def _membership(spec: RankSpec) -> group.Membership:
     """Return this rank's place in the process group."""
-    import torch
-
-    from nbgpu.engine.group.group import Membership
-
-    return Membership(
+    return group.Membership(
         spec.rank,
         spec.world_size,
         spec.local_rank,
@@ -378,7 +363,7 @@ def _reason_after_resize(num_before: int, num_now: int, on_several_hosts: bool) 
     )
 
 
-def _adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> None:
+def _adopt_spec(before: RankSpec, spec: RankSpec, rank_shell: InteractiveShell) -> None:
     """Apply the differences between the old and the new spec of this rank: the names `rank` and `world_size`,
     torchrun's variables, threads, cores and memory limit.
 
@@ -387,13 +372,8 @@ def _adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> No
     Raises:
         ConfigError: the rank has more memory than the new limit allows.
     """
-    import torch
-
-    from nbgpu.engine.group import torch_settings
-    from nbgpu.engine.ipykernel import input_requests
     from nbgpu.engine.memory import limit as memory_limit
     from nbgpu.engine.variables import replicas
-    from nbgpu.machine import numa
 
     assert spec.described == before.described, f"rank {before.rank} has another device"
     if spec.memory_limit_bytes is not None and spec.memory_limit_bytes != before.memory_limit_bytes:
@@ -409,9 +389,9 @@ def _adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> No
         ("rank", before.rank, spec.rank),
         ("world_size", before.world_size, spec.world_size),
     ):
-        given = shell.user_ns.get(name)
-        if type(given) is int and given == then:
-            shell.push({name: now}, interactive=False)
+        present = rank_shell.user_ns.get(name)
+        if type(present) is int and present == then:
+            rank_shell.push({name: now}, interactive=False)
     if spec.rank != before.rank:
         input_requests.follow(Path(spec.folder), spec.rank)
     replicas.report_again()

@@ -17,13 +17,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nbgpu.engine.group.meeting import Store
+from nbgpu.engine.process.rank_spec import RankSpec
 from nbgpu.machine import interfaces
-
-if TYPE_CHECKING:
-    from nbgpu.engine.group.meeting import Store
-    from nbgpu.engine.process.rank_spec import RankSpec
 
 _STORE_KEY = "nbgpu/master"
 _set_here: dict[str, str] = {}
