@@ -137,13 +137,11 @@ def fork(numbers: Sequence[int]) -> dict[int, int]:
         _here.fork_engine(lambda pid, engine: pids.__setitem__(engine, pid), number)
     forked.update(pids)
     for number, pid in pids.items():
-        threading.Thread(
-            target=_unregister_after_end, args=(number, pid), name="nbgpu-watch", daemon=True
-        ).start()
+        threading.Thread(target=_watch_end, args=(number, pid), name="nbgpu-watch", daemon=True).start()
     return pids
 
 
-def _unregister_after_end(number: int, pid: int) -> None:
+def _watch_end(number: int, pid: int) -> None:
     """Wait for the end of an engine's process, and unregister the engine at the hub."""
     with suppress(ProcessLookupError):
         descriptor = watched.watch(pid, _folder)

@@ -96,13 +96,7 @@ class Describer:
         self._device = device
         self._tensors: list[tuple[str, Tensor]] = []
         """The path and the tensor, by the number in a tensor's node."""
-        self._lists: list[list[Any]] = [
-            self.nodes,
-            self.definitions,
-            self.pickles,
-            self._tensors,
-            self.notes,
-        ]
+        self._lists: list[list[Any]] = [self.nodes, self.definitions, self.pickles, self._tensors, self.notes]
         """The lists that grow with each value."""
         self._node_of: dict[int, int] = {}
         """The number of an object's node, by the object's id."""

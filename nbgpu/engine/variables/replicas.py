@@ -419,9 +419,7 @@ def _optimizer_parameters(variables: Mapping[str, Any]) -> tuple[dict[str, list[
         # An optimizer that holds a group has a part of the state on each rank, as ZeroRedundancyOptimizer
         # has.
         if is_a(value, Optimizer) and not [*_held_groups(value)]:
-            parameters, problem = run_limited(
-                value, functools.partial(user_groups.optimizer_parameters, value)
-            )
+            parameters, problem = user_groups.optimizer_parameters(value)
             if parameters is not None:
                 by_name[name] = parameters
             elif (name, problem) not in _reported:

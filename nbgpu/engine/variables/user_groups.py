@@ -164,7 +164,7 @@ def _describe_optimizer(name: str, value: Any) -> _Line | None:
     """Return the line for an optimizer of DTensors; None for any other variable."""
     if not is_a(value, torch.optim.Optimizer):
         return None
-    parameters, _ = run_limited(value, lambda: optimizer_parameters(value))
+    parameters, _ = optimizer_parameters(value)
     meshes = [mesh for tensor in parameters or [] if (mesh := _dtensor_mesh(tensor)) is not None]
     if not (groups := [group for mesh in meshes for group in _mesh_groups(mesh)]):
         return None
@@ -180,10 +180,12 @@ def _stand_in_if_not_resettable() -> list[None]:
     return [] if torch_private.can_reset_sharded() else [None]
 
 
-def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer. Call through `run_limited`, because a person's class may compute
-    them by its own code."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def optimizer_parameters(optimizer: torch.optim.Optimizer) -> tuple[list[Any] | None, str]:
+    """Return (the parameters of an optimizer, ''), or (None, the error) if they cannot be read: a person's
+    class may compute them by its own code."""
+    return run_limited(
+        optimizer, lambda: [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    )
 
 
 def _dtensor_mesh(value: Any) -> DeviceMesh | None:
