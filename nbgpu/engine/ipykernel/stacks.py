@@ -213,9 +213,10 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
     """Return the state in a training run; `frames` begins with the frame of the training loop."""
     paths = [frame.f_code.co_filename for frame in frames]
-    ours_or_theirs = [i for i, path in enumerate(paths) if is_ours(path) or not is_library(path)]
-    innermost = frames[ours_or_theirs[-1]]
-    collective = _collective(frames[ours_or_theirs[-1] :])
+    # The innermost frame of nbgpu's or the person's code: libraries' frames below it say little.
+    last = max(i for i, path in enumerate(paths) if is_ours(path) or not is_library(path))
+    innermost = frames[last]
+    collective = _collective(frames[last:])
     return MainThreadState(
         "run",
         source=_source(innermost),
@@ -232,10 +233,8 @@ def _described(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
     # A rank's IPython compiles cells under the second kind of name, the notebook's under the first.
     is_cell = path.parent.name.startswith("ipykernel_") or path.name.startswith("<ipython")
-    return (
-        f"{frame.f_code.co_name}, {'line' if is_cell else f'{path.name} line'} {frame.f_lineno}"
-        f"{' of an earlier cell' if is_cell else ''}"
-    )
+    where = f"line {frame.f_lineno} of an earlier cell" if is_cell else f"{path.name} line {frame.f_lineno}"
+    return f"{frame.f_code.co_name}, {where}"
 
 
 def _source(frame: FrameType) -> str:

@@ -33,8 +33,8 @@ def install(shell: Any) -> None:
     Call it after everything else that replaces methods of the streams.
     """
     global _children
-    streams: tuple[Any, Any] = sys.stdout, sys.stderr
-    _children = _ForkedChildren(shell, dict(zip(("stdout", "stderr"), streams, strict=True)))
+    streams: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
+    _children = _ForkedChildren(shell, streams)
     set_parent = shell.set_parent
     # ipykernel 7 can set the parent of the current thread alone. Earlier versions have only set_parent, and
     # there the output of a cell's threads is attributed to the last request of any kind.
@@ -53,7 +53,7 @@ def install(shell: Any) -> None:
             # the last cell.
             set_thread_parent(parent)
             if last_cell is not None:
-                for stream in streams:
+                for stream in streams.values():
                     stream.set_parent(last_cell)
             return
         # Only requests that run a cell carry the cell's options.
@@ -64,8 +64,8 @@ def install(shell: Any) -> None:
         set_parent(parent)
         # ipykernel sets the parent of the current sys.stdout and sys.stderr only. A cell may have replaced
         # them.
-        for stream, current in zip(streams, (sys.stdout, sys.stderr), strict=True):
-            if current is not stream:
+        for name, stream in streams.items():
+            if getattr(sys, name) is not stream:
                 stream.set_parent(parent)
 
     shell.set_parent = set_parent_of_streams

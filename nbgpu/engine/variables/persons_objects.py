@@ -143,15 +143,11 @@ def walk_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 def walk_parameters(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters of a module and of its submodules."""
-    return _walk_kinds(module, ("_parameters",))
+    return walk_tensors(module, ("_parameters",))
 
 
-def walk_tensors(module: nn.Module) -> Iterator[Tensor]:
+def walk_tensors(module: nn.Module, kinds: tuple[str, ...] = ("_parameters", "_buffers")) -> Iterator[Tensor]:
     """Yield the parameters and buffers of a module and of its submodules."""
-    return _walk_kinds(module, ("_parameters", "_buffers"))
-
-
-def _walk_kinds(module: nn.Module, kinds: tuple[str, ...]) -> Iterator[Tensor]:
     for current in walk_modules(module):
         for kind in kinds:
             for tensor in attributes(current).get(kind, {}).values():
