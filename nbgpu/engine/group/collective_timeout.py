@@ -1,10 +1,10 @@
-"""The time that a collective may take, measured for gloo and NCCL by one clock.
+"""A watchdog that ends collectives, of gloo and of NCCL, that take longer than their timeout.
 
 gloo has a timeout of its own, whose error names neither the collective nor the ranks that are missing. NCCL's
-would end the process, and is switched off (diagnosis.py). So a thread of each rank looks once a second
-whether torch's flight recorder has a collective that does not end. The ranks that wait say so in the store in
-which they meet. When one has waited for the whole timeout, the thread cuts this rank off from the group, as
-after another rank's failure, and the collective comes back as an error that names those who had not come.
+would end the process, and is switched off (diagnosis.py). So a thread of each rank checks once a second
+whether torch's flight recorder has a collective that does not end. A rank that waits writes this into the
+store in which the ranks meet. After the timeout the thread cuts this rank off from the group, as after
+another rank's failure, and the collective raises an error that names the ranks that have not begun it.
 
 The flight recorder has no sends and receives of gloo. For these, and in versions of torch in which it has
 nothing of gloo, gloo's own timeout counts.
@@ -30,15 +30,16 @@ from nbgpu.text.ranks import named_ranks
 _log = logging.getLogger("nbgpu.engine")
 
 _LOOK_PERIOD_S = 1.0
-_SAY_AFTER_S = 5.0
-"""A rank that has waited this long says in the store where it waits, or earlier if the timeout is short."""
-_ROLL_CALL_S = 2.0
-"""How long the store may take to say who has come."""
+_ANNOUNCE_AFTER_S = 5.0
+"""After this wait, or earlier if the timeout is short, a rank writes into the store in which collective it
+waits."""
+_STORE_PATIENCE_S = 2.0
+"""How long the store may take to answer which ranks have begun a collective."""
 _RAISE_AFTER_S = 0.2
 _NUM_RAISES = 10
-_BEHIND_THE_CLOCK_S = 5.0
-_BEHIND_THE_CLOCK_SHARE = 0.1
-"""How much longer gloo itself waits, so that the clock comes first."""
+_GLOO_MARGIN_S = 5.0
+_GLOO_MARGIN_SHARE = 0.1
+"""How much longer gloo itself waits than the watchdog."""
 
 
 class CollectiveTimeoutError(dist.DistBackendError):
@@ -47,19 +48,19 @@ class CollectiveTimeoutError(dist.DistBackendError):
 
 _timeouts_s: dict[str, float] = {}
 """How long a collective may take in each group, by the group's name."""
-_clock: _Clock | None = None
-"""The clock of the group's present generation; None while there is none, or once it was cut off."""
+_watchdog: Watchdog | None = None
+"""The watchdog of the group's present generation; None before the first, and once the rank was cut off."""
 _message = ""
 """The error message about the collective of this generation that took too long; empty if none did."""
 _is_due = False
 """Whether the main thread still has to raise an error with `_message`."""
 
 
-def behind_the_clock(timeout_s: float) -> timedelta:
-    """Return the timeout for gloo itself, which is longer than that of the clock: gloo's error would name
-    neither the collective nor the missing ranks."""
+def gloo_timeout(timeout_s: float) -> timedelta:
+    """Return the timeout for gloo itself, longer than the watchdog's `timeout_s` (seconds), so that the
+    watchdog raises first: gloo's error would name neither the collective nor the missing ranks."""
     if torch_private.records_gloo():
-        timeout_s += _BEHIND_THE_CLOCK_S + _BEHIND_THE_CLOCK_SHARE * timeout_s
+        timeout_s += _GLOO_MARGIN_S + _GLOO_MARGIN_SHARE * timeout_s
     return timedelta(seconds=timeout_s)
 
 
@@ -68,40 +69,27 @@ def allow(group_name: str, timeout_s: float) -> None:
     _timeouts_s[group_name] = timeout_s
 
 
-def begin(
-    timeout_s: float,
-    rank: int,
-    store: dist.Store,  # type: ignore[name-defined]
-    give_up: Callable[[Callable[[], None]], None],
-) -> None:
-    """Watch the collectives of a new generation of the group, in place of those of the one before.
-
-    Args:
-        timeout_s: how long a collective of the default group may take.
-        rank: this rank's number.
-        store: the store in which the ranks of this generation meet.
-        give_up: cuts this rank off from the group and first calls its argument; does neither if the rank is
-            cut off already.
-    """
-    global _clock, _message, _is_due
+def begin(watchdog: Watchdog) -> None:
+    """Watch the collectives of a new generation of the group, in place of those of the one before."""
+    global _watchdog, _message, _is_due
     is_first = not _timeouts_s
     _timeouts_s.clear()
-    allow(torch_private.name_of(dist.group.WORLD), timeout_s)
+    allow(torch_private.group_name(dist.group.WORLD), watchdog.timeout_s)
     _message, _is_due = "", False
-    _clock = _Clock(timeout_s, rank, store, give_up)
+    _watchdog = watchdog
     if is_first:
         threading.Thread(target=_watch, name="nbgpu-collective-timeout", daemon=True).start()
 
 
 def end() -> None:
     """Stop watching: the rank is cut off from its groups."""
-    global _clock
-    _clock = None
+    global _watchdog
+    _watchdog = None
 
 
 def explain(error: BaseException) -> BaseException:
-    """Return the error to raise in place of one that torch raised because the clock had cut the group: a
-    CollectiveTimeoutError. Any other error is returned unchanged."""
+    """Return a CollectiveTimeoutError for an error that torch raised because the watchdog had cut the group's
+    connections. Any other error is returned unchanged."""
     global _is_due
     if not _message or not isinstance(error, RuntimeError) or isinstance(error, CollectiveTimeoutError):
         return error
@@ -131,19 +119,19 @@ def _is_from_torch(error: RuntimeError) -> bool:
 
 
 def _watch() -> None:
-    """Have the present clock look at the collectives in flight once a period, for as long as the process
+    """Have the present watchdog check the collectives in flight once a period, for as long as the process
     lives."""
-    looked_s = time.monotonic()
+    checked_s = time.monotonic()
     while True:
-        clock = _clock
-        period_s = _LOOK_PERIOD_S if clock is None else clock.period_s
+        watchdog = _watchdog
+        period_s = _LOOK_PERIOD_S if watchdog is None else watchdog.period_s
         time.sleep(period_s)
-        # A process that was stopped for a while has not waited for anybody.
-        late_s = time.monotonic() - looked_s - 3 * period_s
-        looked_s = time.monotonic()
-        if clock is not None and clock is _clock:
+        # A much longer sleep than that: the process was stopped, and has not waited for any rank meanwhile.
+        stopped_s = time.monotonic() - checked_s - 3 * period_s
+        checked_s = time.monotonic()
+        if watchdog is not None and watchdog is _watchdog:
             try:
-                clock.look(looked_s, max(0.0, late_s))
+                watchdog.look(checked_s, max(0.0, stopped_s))
             except Exception:  # noqa: BLE001 - it is logged
                 # Without this thread no collective over NCCL would ever be given up.
                 _log.exception("the collectives in flight could not be looked at")
@@ -156,16 +144,21 @@ class _Wait:
     ended: str
     """The number of the collective that ended last."""
     since_s: float
-    look_after_s: float
-    """When to look at the collective itself, which takes some ms: after it has waited for this long."""
-    is_said: bool = False
+    examine_after_s: float
+    """The length of the wait after which the collective itself is examined, which takes some ms."""
+    is_announced: bool = False
+    """Whether this rank has written into the store that it waits."""
 
 
-class _Clock:
-    """Watches the collectives of one generation of the group.
+class Watchdog:
+    """Watches the collectives of one generation of the group, which this rank has just formed.
 
     Args:
-        timeout_s, rank, store, give_up: as for `begin`.
+        timeout_s: how long a collective of the default group may take.
+        rank: this rank's number.
+        store: the store in which the ranks of this generation meet.
+        give_up: a function that calls its argument and then cuts this rank off from the group; it does
+            neither if the rank is cut off already.
     """
 
     def __init__(
@@ -176,8 +169,8 @@ class _Clock:
         give_up: Callable[[Callable[[], None]], None],
     ) -> None:
         self.period_s = min(_LOOK_PERIOD_S, timeout_s / 8)
-        self._say_after_s = min(_SAY_AFTER_S, timeout_s / 4)
-        self._timeout_s = timeout_s
+        self._announce_after_s = min(_ANNOUNCE_AFTER_S, timeout_s / 4)
+        self.timeout_s = timeout_s
         self._rank = rank
         self._store = store
         self._give_up = give_up
@@ -185,26 +178,26 @@ class _Clock:
         self._earlier = set(torch_private.unfinished_groups())
         self._waits: dict[str, _Wait] = {}
 
-    def look(self, now_s: float, late_s: float) -> None:
+    def look(self, now_s: float, stopped_s: float) -> None:
         """Check the collectives in flight, and cut this rank off from the group if one has taken longer than
-        it may.
+        its timeout.
 
         Args:
-            now_s: the time now.
-            late_s: the time since the last look that does not count, because the process was stopped.
+            now_s: the monotonic time now.
+            stopped_s: how long the process was stopped since the last check, which does not count as a wait.
         """
-        # A group waits as long as no other collective of it ends.
+        # The wait of a group begins anew with each of its collectives that ends.
         waits = {}
         for group, ended in torch_private.unfinished_groups().items():
             if group not in self._earlier:
-                before = self._waits.get(group)
-                if before is None or before.ended != ended:
-                    before = _Wait(ended, now_s, self._say_after_s)
-                before.since_s += late_s
-                waits[group] = before
+                wait = self._waits.get(group)
+                if wait is None or wait.ended != ended:
+                    wait = _Wait(ended, now_s, self._announce_after_s)
+                wait.since_s += stopped_s
+                waits[group] = wait
         self._waits = waits
-        # What is in flight is looked up only where it matters, because that takes time.
-        long = {group for group, wait in waits.items() if now_s - wait.since_s >= wait.look_after_s}
+        # To read the collectives in flight takes time, so it is done for long waits only.
+        long = {group for group, wait in waits.items() if now_s - wait.since_s >= wait.examine_after_s}
         if not long:
             return
         in_flight = torch_private.collectives_in_flight()
@@ -217,25 +210,25 @@ class _Clock:
         Args:
             wait: the state of the group's wait.
             collective: the oldest collective in flight of this group; None if torch has no record of one.
-            now_s: the time now.
+            now_s: the monotonic time now.
         """
-        if collective is None or not torch_private.ranks_of(collective.group):
+        if collective is None or not torch_private.group_ranks(collective.group):
             # torch has no record of the collective, or the person has ended its group.
-            wait.look_after_s = float("inf")
+            wait.examine_after_s = float("inf")
             return
         # A group that was split from another one is not in the table.
-        timeout_s = _timeouts_s.get(collective.group, self._timeout_s)
-        wait.look_after_s = timeout_s
-        if not wait.is_said:
-            wait.is_said = True
+        timeout_s = _timeouts_s.get(collective.group, self.timeout_s)
+        wait.examine_after_s = timeout_s
+        if not wait.is_announced:
+            wait.is_announced = True
             # On a thread of its own, because the store may not answer for a long time.
-            threading.Thread(target=self._say, args=(collective,), daemon=True).start()
+            threading.Thread(target=self._announce, args=(collective,), daemon=True).start()
         if now_s - wait.since_s >= timeout_s:
             self._end_wait(collective, timeout_s)
 
-    def _say(self, collective: CollectiveInFlight) -> None:
+    def _announce(self, collective: CollectiveInFlight) -> None:
         """Write into the store that this rank waits in a collective; if the store is given up, the other
-        ranks do not learn it."""
+        ranks do not learn of the wait."""
         try:
             self._store.set(_key(collective, self._rank), str(collective.number))
         except (dist.DistStoreError, ValueError) as error:
@@ -243,7 +236,7 @@ class _Clock:
 
     def _end_wait(self, collective: CollectiveInFlight, timeout_s: float) -> None:
         """Cut this rank off from the group, and have the main thread raise an error that names the ranks that
-        had not come."""
+        have not begun the collective."""
         message = (
             f"{collective.describe()}, was given up after {timeout_s:g} s (collective_timeout_s): "
             f"{self._describe_missing_ranks(collective)}. Variables are kept, and the process group is formed again"
@@ -262,13 +255,13 @@ class _Clock:
             _raise_on_main_thread()
 
     def _describe_missing_ranks(self, collective: CollectiveInFlight) -> str:
-        """Return a text about the ranks that have not begun a collective, from the notes of the waiting ranks
-        in the store."""
-        ranks = torch_private.ranks_of(collective.group)
+        """Return a text about the ranks that have not begun a collective, from what the waiting ranks have
+        written into the store."""
+        ranks = torch_private.group_ranks(collective.group)
         arrived: list[int] = []
 
-        def ask() -> None:
-            """Read from the store which ranks wait in this collective, or have got beyond it."""
+        def read_store() -> None:
+            """Read from the store which ranks wait in this collective, or in a later one."""
             try:
                 for rank in ranks:
                     key = _key(collective, rank)
@@ -283,8 +276,8 @@ class _Clock:
 
         answered = threading.Event()
         # The server of the store may be gone, or stand still.
-        threading.Thread(target=ask, daemon=True).start()
-        if not answered.wait(_ROLL_CALL_S):
+        threading.Thread(target=read_store, daemon=True).start()
+        if not answered.wait(_STORE_PATIENCE_S):
             return "who had not come is not known"
         missing = [rank for rank in ranks if rank not in arrived]
         if not missing:
@@ -293,13 +286,12 @@ class _Clock:
 
 
 def _key(collective: CollectiveInFlight, rank: int) -> str:
-    """Return the store's key under which a rank writes the number of the collective of a group in which it
-    waits."""
+    """Return the store's key under which a rank writes in which collective of a group it waits."""
     return f"nbgpu/waits/{collective.group}/{collective.is_p2p:d}/{rank}"
 
 
 def _raise_on_main_thread() -> None:
-    """Interrupt the main thread, so that it raises the clock's error in the person's code
+    """Interrupt the main thread, so that it raises the watchdog's error in the person's code
     (`ipykernel/interrupts.py`).
 
     A SIGINT that arrives outside of the person's code has no effect, so it is sent again until the error is

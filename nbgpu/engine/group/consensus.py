@@ -33,8 +33,8 @@ class Consensus:
 
     Args:
         commands: the person's commands; None on all ranks but rank 0.
-        must_stop: returns whether this rank has to stop, as where its launcher is about to end it; then
-            all do.
+        must_stop: returns whether this rank has to stop, as when its launcher is about to end it. All ranks
+            stop then.
     """
 
     def __init__(self, commands: CommandWatch | None, must_stop: Callable[[], bool] = lambda: False) -> None:
@@ -72,7 +72,7 @@ class Consensus:
         Raises:
             DataError, PeerFailed: a rank failed. Every rank raises, and names the rank and the cause.
         """
-        assert self._work is not None, "finish goes with begin"
+        assert self._work is not None, "begin comes before finish"
         self._work.wait()
         if self._message[1]:
             raise_together(self._failure)
@@ -120,21 +120,20 @@ def raise_together(failure: Exception | None) -> None:
         PeerFailed: a rank failed in another way. A failed rank raises its own error instead, unless that is a
             NbgpuError that not all ranks have.
     """
-    mine = (
-        None
-        if failure is None
-        else (isinstance(failure, DataError), f"{type(failure).__name__}: {failure}", str(failure))
-    )
-    of_ranks = exchange.gather(mine)
-    failed = {rank: news for rank, news in enumerate(of_ranks) if news is not None}
+    report = None
+    if failure is not None:
+        report = [isinstance(failure, DataError), type(failure).__name__, str(failure)]
+    reports = exchange.gather(report)
+    failed = {rank: report for rank, report in enumerate(reports) if report is not None}
     if not failed:
         return
     if all(is_data_error for is_data_error, _, _ in failed.values()):
-        raise DataError(
-            "\n".join(dict.fromkeys(line for _, _, text in failed.values() for line in text.splitlines()))
-        )
+        lines = [line for _, _, message in failed.values() for line in message.splitlines()]
+        raise DataError("\n".join(dict.fromkeys(lines)))
     # The rank's own error has the traceback that the person needs.
-    is_of_all = all(news == of_ranks[0] for news in of_ranks)
-    if failure is not None and (is_of_all or not isinstance(failure, NbgpuError)):
+    is_everywhere = all(report == reports[0] for report in reports)
+    if failure is not None and (is_everywhere or not isinstance(failure, NbgpuError)):
         raise failure
-    raise PeerFailed("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))
+    raise PeerFailed(
+        "; ".join(f"rank {rank} failed: {kind}: {message}" for rank, (_, kind, message) in failed.items())
+    )

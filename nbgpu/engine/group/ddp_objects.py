@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbgpu.engine.group import torch_private
 
 _FAKE = "fake"
-"""The backend of the group in which a new rank repeats cells without the other ranks."""
+"""The backend of the group in which a rank that replaces a dead one runs the earlier cells again, alone."""
 _numbers = itertools.count()
 _made: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """For every DDP object that is alive: the number of objects made before it, and its arguments."""
@@ -44,16 +44,17 @@ def note() -> None:
         del arguments["self"], arguments["module"]
         number, _ = _made.get(self, (next(_numbers), {}))
         _made[self] = number, arguments
-        # What was registered meanwhile is DDP's own, as with mixed precision.
+        # A hook that the constructor has registered is DDP's own, as with mixed precision.
         _hooks.pop(self, None)
         if dist.get_backend() == _FAKE and not torch_private.has_comm_hook(self):
-            # The reducer needs a result of each exchange, and the fake group gives none.
+            # The reducer needs the result of each all_reduce, and the fake group gives none.
             # A lambda, because DDP checks annotations and does not understand them as strings.
             register(self, None, lambda _, bucket: sent_nowhere(bucket))
 
     @functools.wraps(register)
     def register_and_note(self: DistributedDataParallel, state: object, hook: Any) -> None:
-        # In a fake group the object has its one hook already. The person's is registered on the real group.
+        # In a fake group the object already has the one hook that DDP allows. The person's hook is registered
+        # later, on the real group.
         if dist.get_backend() != _FAKE or self not in _made:
             register(self, state, hook)
         note_hook(self, state, hook)
@@ -68,7 +69,7 @@ def note_hook(ddp: DistributedDataParallel, state: object, hook: Any) -> None:
         _hooks[ddp] = state, hook
 
 
-def hook_of(ddp: DistributedDataParallel) -> tuple[Any, Any] | None:
+def registered_hook(ddp: DistributedDataParallel) -> tuple[Any, Any] | None:
     """Return (state, hook) of the communication hook that a person has registered; None if there is none."""
     return _hooks.get(ddp)
 
@@ -90,18 +91,18 @@ def references() -> list[ref[DistributedDataParallel]]:
 
 
 def next_number() -> int:
-    """Return the number of objects made so far, and skip that number."""
+    """Return the number of the next DDP object. The count goes on behind it, until `set_next_number`."""
     return next(_numbers)
 
 
-def go_on_from(number: int) -> None:
+def set_next_number(number: int) -> None:
     """Set the number of the next DDP object."""
     global _numbers
     _numbers = itertools.count(number)
 
 
 def forget(ddp: DistributedDataParallel) -> None:
-    """Drop an object that is no longer used, so that no new group is given to it while it waits for the
+    """Drop an object that is no longer used, so that it is not moved to a new group while it waits for the
     garbage collector."""
     _made.pop(ddp, None)
 

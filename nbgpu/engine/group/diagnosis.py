@@ -1,5 +1,5 @@
-"""torch's diagnosis of collectives that do not match between the ranks: its debug mode compares them before
-each one begins (TORCH_DISTRIBUTED_DEBUG=DETAIL), and its flight recorder has this rank's last ones, which are
+"""torch's diagnosis of collectives that do not match between the ranks. Its debug mode compares them before
+each one begins (TORCH_DISTRIBUTED_DEBUG=DETAIL). Its flight recorder has this rank's last collectives, and is
 saved when a run fails.
 
 The recorder holds the last 2000 collectives of gloo or NCCL, with their shapes and whether they ended. A
@@ -62,9 +62,8 @@ def keep_nccl_from_ending_the_process() -> None:
     stay.
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    os.environ.setdefault(
-        "TORCH_NCCL_DUMP_ON_TIMEOUT", "0"
-    )  # torch's own file would be a pickle; ours is JSON
+    # torch's own file would be a pickle, which can run any code when it is read; ours is JSON.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     # Before torch 2.9, in which gloo has a recorder too, the variable has NCCL's name; without it torch 2.6
     # records nothing, and no collective over NCCL would ever be given up.
     size = "TORCH_FR_BUFFER_SIZE" if torch_private.records_gloo() else "TORCH_NCCL_TRACE_BUFFER_SIZE"

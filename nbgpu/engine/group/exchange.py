@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,8 +35,8 @@ def gather(value: Any) -> list[Any]:
 
 @simulated_link.not_simulated()
 def gather_numbers(number: int) -> list[int]:
-    """Return every rank's whole number, in order of rank, on every rank. A collective, which takes one
-    message where `gather` takes two."""
+    """Return every rank's integer, in order of rank, on every rank. A collective, with one all_gather where
+    `gather` has two."""
     numbers = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
     dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64, device="cpu"))
     return [int(gathered) for gathered in numbers]
@@ -109,13 +109,14 @@ def _decoded(text: torch.Tensor) -> Any:
     return json.loads(text.numpy().tobytes())
 
 
-def clock_offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float, float]]:
-    """Return for each rank the offset in seconds that turns the reading of its clock `now` into one of rank
-    0's, and the largest possible error of this offset. A collective.
+def clock_offsets() -> list[tuple[float, float]]:
+    """Return for each rank (the offset that turns its `time.monotonic` into rank 0's, the largest possible
+    error of this offset), in seconds. A collective.
 
-    A rank notes when it asks and when the answer arrives; rank 0 answers with its own time. Rank 0's clock
-    showed that time at some moment in between, so that half of the interval is the largest possible error.
-    The quickest of some messages counts (Cristian 1989, "Probabilistic clock synchronization").
+    A rank notes when it sends a message and when the answer arrives; rank 0 answers with its own time. Rank
+    0's clock showed that time at some moment in between, so half of the interval is the largest possible
+    error. The answer with the shortest interval counts (Cristian 1989, "Probabilistic clock
+    synchronization").
     """
     message = torch.zeros(1, dtype=torch.float64, device="cpu")
     offset = (0.0, 0.0)
@@ -123,21 +124,23 @@ def clock_offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float
         if dist.get_rank() == 0:
             for _ in range(_NUM_CLOCK_MESSAGES):
                 dist.recv(message, rank)
-                message[0] = now()
+                message[0] = time.monotonic()
                 dist.send(message, rank)
         elif dist.get_rank() == rank:
-            offset = min(
-                (_ask_for_time(message, now) for _ in range(_NUM_CLOCK_MESSAGES)),
-                key=lambda answer: answer[1],
-            )
+            offsets = [_measure_offset(message) for _ in range(_NUM_CLOCK_MESSAGES)]
+            offset = min(offsets, key=lambda measured: measured[1])
     return [(float(offset_s), float(error_s)) for offset_s, error_s in gather(offset)]
 
 
-def _ask_for_time(message: torch.Tensor, now: Callable[[], float]) -> tuple[float, float]:
-    """Ask rank 0 for its time; return (the offset that gives rank 0's clock, the largest error), in
-    seconds."""
-    asked_s = now()
+def _measure_offset(message: torch.Tensor) -> tuple[float, float]:
+    """Get the time of rank 0 once; return (the offset that gives rank 0's clock, the largest error), in
+    seconds.
+
+    Args:
+        message: a tensor (1,) of float64 for the messages.
+    """
+    sent_s = time.monotonic()
     dist.send(message, 0)
     dist.recv(message, 0)
-    answered_s = now()
-    return float(message[0]) - (asked_s + answered_s) / 2, (answered_s - asked_s) / 2
+    received_s = time.monotonic()
+    return float(message[0]) - (sent_s + received_s) / 2, (received_s - sent_s) / 2

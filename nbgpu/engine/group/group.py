@@ -3,9 +3,9 @@
 A generation is one forming of the group. Each has a store of its own in which the ranks meet (`meeting.py`),
 so that nothing left over from an earlier group can be mistaken for a part of this one.
 
-After a failure `give_up` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
-next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. `give_up` takes the
-number of a generation, so that it may come several times, late, or early.
+After a failure `give_up`, on a thread, frees the rank from the collective in which it waits, and `form_again`
+makes the next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. `give_up`
+takes the number of a generation, so that a repeated, late or early call does no harm.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ _PROOF_PERIOD = 251
 """Prime, so that no piece of a transfer ends where the pattern does, and small, so that float32 holds the
 sums of thousands of ranks exactly."""
 _MAKING_PATIENCE_S = 0.1
-"""How long a rank that is to be freed may still connect to its peers: cut off halfway, it would keep them
-waiting."""
+"""How long the cut of a rank's connections waits while the rank still connects to its peers. A rank that is
+cut off halfway would keep its peers waiting."""
 
 _RELEASE_EVERY_S = 1.0
-"""How often a group that has ended is looked at, until nothing else holds it."""
+"""How often the references to a group that has ended are counted, until no other code holds the group."""
 IN_PLACE_VARIABLE = "NBGPU_REFORM_IN_PLACE"
 """In the environment of the kernel. With torch 2.14 groups of gloo are formed again in place, unless it is 0;
 with 1, groups of nccl2 as well, which was written without a GPU to try it on."""
@@ -96,10 +96,11 @@ _membership: Membership | None = None
 _formed: tuple[Any, Any] | None = None
 """The default group that `form` has made, and its store."""
 _number = 0
-"""The number that torch gave the default group."""
+"""The number that torch gave the default group, which is also its name."""
 _next_number = 0
 """A number that is greater than that of every group so far."""
 _bytes_before_cell = 0
+"""The bytes that the groups' connections had moved when the cell began."""
 _ended: SimpleQueue[Any] = SimpleQueue()
 """Groups that have ended, for the thread that destroys them."""
 _alone: Membership | None = None
@@ -118,7 +119,7 @@ _store: dist.Store | None = None  # type: ignore[name-defined]
 
 
 def membership() -> Membership:
-    """Return this process's place in the group that it formed last, or in its group alone."""
+    """Return this process's place in the group that it formed last, or in its 'fake' group (`form_alone`)."""
     member = _membership if _alone is None else _alone
     assert member is not None, "no group was formed in this process"
     return member
@@ -131,7 +132,7 @@ def has_ended() -> bool:
 
 
 def is_cut_off() -> bool:
-    """Return whether this process has been cut off from the group that it formed last."""
+    """Return whether this process's connections to the group that it formed last have been cut."""
     return _membership is not None and _is_cut
 
 
@@ -172,11 +173,12 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             _form_in_place(member, meets_in)
         else:
             _end_group()
-            torch_private.count_groups_from(number)
+            torch_private.set_group_count(number)
             connects_afterwards = store is not None and _connects_afterwards()
             afterwards: dict[str, Any] = {"enable_reconfigure": True} if connects_afterwards else {}
             dist.init_process_group(
-                torch_backend(member.backend),
+                # CPU tensors go over gloo beside NCCL, as control messages do.
+                "cpu:gloo,cuda:nccl" if member.backend == "nccl" else member.backend,
                 store=meets_in,
                 rank=member.rank,
                 world_size=member.world_size,
@@ -186,15 +188,15 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             if store is not None and afterwards:
                 _connect(dist.group.WORLD, store, "default", range(member.world_size), member)
             _formed = (dist.group.WORLD, meets_in)
-    # Number later groups: no new group takes the name under which something still looks for one that has
-    # ended. In place torch has not counted anew, and has counted groups that were not formed on all ranks.
-    num_made = 0 if is_in_place else torch_private.num_groups_made()
-    torch_private.count_groups_from(max(next_number, num_made))
+    # Number later groups alike on all ranks, and give no number twice: a mesh may still look for a group that
+    # has ended by its name. After a forming in place torch's own count does not serve, because it may include
+    # groups that were not formed on all ranks.
+    num_made = 0 if is_in_place else torch_private.group_count()
+    torch_private.set_group_count(max(next_number, num_made))
     # The group is connected: from here on collectives get their own timeout.
     if store is not None:
-        collective_timeout.begin(
-            member.timeout_s, member.rank, store, functools.partial(_abandon_late_collective, generation)
-        )
+        abandon = functools.partial(_abandon_late_collective, generation)
+        collective_timeout.begin(collective_timeout.Watchdog(member.timeout_s, member.rank, store, abandon))
         _set_collective_timeout(member.timeout_s)
     # Before the first tensor is sent, look who is at the other ends.
     _raise_if_abandoned()
@@ -215,20 +217,23 @@ def _meet(store: dist.Store, member: Membership) -> tuple[int, int, bool]:  # ty
     already.
 
     Returns:
-        The number of the default group, which is its name, and the one from which later groups are counted.
-        Meshes and DTensors look for the group by its name, which stays where all ranks are those of before.
-        And whether all ranks form the group again in place.
+        (the number of the default group, the number of the next group, whether all ranks form the default
+        group again in place). Meshes and DTensors look for a group by its number, so the default group keeps
+        its number where every rank was a member of a group of the same size before.
     """
     keys = [f"nbgpu/here/{rank}" for rank in range(member.world_size)]
-    before = (
-        None if _membership is None else [_membership.world_size, _number, _next_number, _can_form_in_place()]
-    )
-    store.set(keys[member.rank], json.dumps(before))
+    former = None
+    if _membership is not None:
+        former = [_membership.world_size, _number, _next_number, _can_form_in_place()]
+    store.set(keys[member.rank], json.dumps(former))
     store.wait(keys, member.timeout)
-    answers = [json.loads(answer) for answer in store.multi_get(keys)]
-    next_number = max((answer[2] for answer in answers if answer), default=0)
-    if all(answer and answer[0] == member.world_size for answer in answers):
-        return max(answer[1] for answer in answers), next_number, all(answer[3] for answer in answers)
+    formers = [json.loads(answer) for answer in store.multi_get(keys)]
+    world_sizes, numbers, next_numbers, in_place = zip(
+        *(former or (0, 0, 0, False) for former in formers), strict=True
+    )
+    next_number = max(next_numbers)
+    if set(world_sizes) == {member.world_size}:
+        return max(numbers), next_number, all(in_place)
     return next_number, next_number, False
 
 
@@ -249,8 +254,9 @@ def _takes_nccl2_in_place() -> bool:
 
 
 def _connects_afterwards() -> bool:
-    """Return whether new groups are made without connections, and connected by `_connect` once the ranks have
-    exchanged their addresses. Only then can an nccl2 group be formed again in place after an abort."""
+    """Return whether new groups are made without connections, and `_connect` connects them once the ranks
+    have exchanged their addresses. Only an nccl2 group that was made so can be formed again in place after an
+    abort."""
     return _takes_nccl2_in_place() and torch_private.uses_nccl2()
 
 
@@ -283,7 +289,7 @@ def _form_in_place(member: Membership, store: meeting.Store) -> None:
 
 
 def _end_group() -> None:
-    """End the group that this process may have."""
+    """End the default group, if there is one, and all others with it."""
     if dist.is_initialized():  # unless the person's own code has ended it
         groups = torch_private.living_groups()
         dist.destroy_process_group()
@@ -301,29 +307,30 @@ def make_own_groups_again(before: list[own_groups.OwnGroup]) -> list[tuple[Any, 
 
 
 def _connect_timeout(member: Membership) -> timedelta:
-    """Return how long gloo may wait for the connections of ranks that have met.
+    """Return how long gloo may wait for the connections of ranks that have all arrived in the store.
 
-    One of them may be freed, or die, at that moment, and nothing else ends the others' wait for it.
+    A rank may be freed, or die, while the others wait for its connection, and only this timeout ends their
+    wait.
     """
     if not torch_private.can_change_timeout():
-        return collective_timeout.behind_the_clock(member.timeout_s)
+        return collective_timeout.gloo_timeout(member.timeout_s)
     connect_s = _CONNECT_TIMEOUT_S + _CONNECT_TIMEOUT_S_PER_RANK * member.world_size
     return min(member.timeout, timedelta(seconds=connect_s))
 
 
 def _set_collective_timeout(timeout_s: float) -> None:
     """Give the default group the timeout of its collectives, once it is connected."""
-    collective_timeout.allow(torch_private.name_of(dist.group.WORLD), timeout_s)
+    collective_timeout.allow(torch_private.group_name(dist.group.WORLD), timeout_s)
     if torch_private.can_change_timeout():
-        torch_private.change_timeout(collective_timeout.behind_the_clock(timeout_s))
+        torch_private.change_timeout(collective_timeout.gloo_timeout(timeout_s))
 
 
 @contextmanager
 def without_timeout() -> Iterator[None]:
-    """Let the ranks wait for one another in this block for as long as one of them works by itself.
+    """Lift the timeout of collectives in this block, in which the ranks wait for one that works by itself.
 
-    A rank that dies or raises meanwhile is noticed as ever, because that does not depend on the timeout.
-    Where torch cannot change the timeout of a group it stays as it is.
+    A rank that dies or raises still ends the wait of the others, which does not depend on the timeout. Where
+    torch cannot change the timeout of a group, the timeout stays as it is.
     """
     if not (dist.is_initialized() and torch_private.can_change_timeout()):
         yield
@@ -347,11 +354,11 @@ def prove(world_size: int, rank: int, device: torch.device) -> None:
         RuntimeError: an element of the sum is wrong.
     """
     num_elements = _PROOF_ELEMENTS if device.type == "cuda" else _PROOF_ELEMENTS_ON_CPU
-    place = torch.arange(num_elements, dtype=torch.float32, device=device) % _PROOF_PERIOD
-    total = place * (rank + 1)
+    pattern = torch.arange(num_elements, dtype=torch.float32, device=device) % _PROOF_PERIOD
+    total = pattern * (rank + 1)
     dist.all_reduce(total)
     # The sum of rank + 1 over all ranks is n (n + 1) / 2.
-    num_wrong = int((total != place * (world_size * (world_size + 1) // 2)).sum())
+    num_wrong = int((total != pattern * (world_size * (world_size + 1) // 2)).sum())
     if num_wrong:
         raise RuntimeError(
             f"an all_reduce over {world_size} ranks gave {num_wrong} wrong sums of {num_elements}. nccl_safe=True keeps "
@@ -359,26 +366,18 @@ def prove(world_size: int, rank: int, device: torch.device) -> None:
         )
 
 
-def torch_backend(backend: str) -> str:
-    """Return the backend string for torch.
-
-    With nccl, CPU tensors still go over gloo, which control messages need.
-    """
-    return "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-
-
 def stay_on_loopback() -> None:
-    """Keep gloo's and NCCL's sockets on the loopback interface, unless the person
-    named another or there is none."""
+    """Keep gloo's and NCCL's sockets on the loopback interface, unless the person has named another or there
+    is none."""
     if any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def note_connections() -> None:
-    """Wrap torch's function that makes a process group, to record for every group from now on its arguments
-    and its TCP connections: so it can be cut off, watched, and made again. This includes the groups that a
-    person makes."""
+    """Wrap torch's function that makes a process group, to record the arguments and the TCP connections of
+    every group from now on, those that a person makes included. With this record a group can be cut off,
+    watched and made again."""
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap torch's function that makes one process group."""
@@ -393,23 +392,24 @@ def note_connections() -> None:
             # A person's group, or torch's for a mesh: note how it is made, so that it can be made again.
             bound = inspect.signature(make_group).bind(*args, **kwargs)
             given = bound.arguments
+            member, name = membership(), given["group_name"]
+            ranks = given["global_ranks_in_group"] or range(member.world_size)
             timeout_s = _timeout_s(given.get("timeout"))
             own_groups.note({**given, "timeout": timedelta(seconds=timeout_s)})
-            given["timeout"] = collective_timeout.behind_the_clock(timeout_s)
+            given["timeout"] = collective_timeout.gloo_timeout(timeout_s)
             if _store is not None and _connects_afterwards():
                 given["enable_reconfigure"] = True
             with sockets.noted_as_groups():
                 made = make_group(*bound.args, **bound.kwargs)
             # Before the ranks connect: if one does not come, the others keep a group of this number.
             _note_number(given)
-            if given.get("enable_reconfigure") and _store is not None:
-                ranks = given["global_ranks_in_group"] or range(membership().world_size)
-                if membership().rank in ranks:
-                    _connect(made[0], _store, str(given["group_name"]), ranks, membership())
-            collective_timeout.allow(given["group_name"], timeout_s)
+            if _store is not None and member.rank in ranks and given.get("enable_reconfigure"):
+                _connect(made[0], _store, str(name), ranks, member)
+            collective_timeout.allow(name, timeout_s)
             _raise_if_abandoned()
             sockets.refuse_other_users()
-            _refuse_strangers(given["group_name"], given["global_ranks_in_group"])
+            if _store is not None and member.rank in ranks:
+                sockets.refuse_strangers(_store, name, member.rank, ranks, _connect_timeout(member))
             return made
 
         return make_group_and_note
@@ -439,21 +439,6 @@ def _note_number(arguments: Mapping[str, Any]) -> None:
             _number = int(name)
 
 
-def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
-    """Raise ConnectionError if a connection of a person's new group ends at a process that is no rank of
-    it."""
-    member = membership()
-    if _store is not None and (not ranks or member.rank in ranks):
-        everybody = ranks or range(member.world_size)
-        sockets.refuse_strangers(_store, name, member.rank, everybody, _connect_timeout(member))
-
-
-def note_traffic() -> None:
-    """Record the bytes that the process groups of this process have sent and received so far."""
-    global _bytes_before_cell
-    _bytes_before_cell = sockets.moved_bytes()
-
-
 def untouched_by_cell() -> bool:
     """Return whether no byte went through the process groups since the cell began, so that a failure has left
     them usable.
@@ -466,11 +451,11 @@ def untouched_by_cell() -> bool:
 def _begin(generation: int, store: dist.Store | None) -> None:  # type: ignore[name-defined]
     """Enter a generation; DistBackendError if it was given up before this rank reached it.
 
-    A cut that is under way is waited for, because it would otherwise hit the new connections.
+    The lock makes this wait for a cut that is under way, which would otherwise hit the new connections.
     """
     global _generation, _store, _is_cut
     with _cutting:
-        _require_wanted(generation)
+        _refuse_ended_generation(generation)
         _generation, _store, _is_cut = generation, store, False
 
 
@@ -498,19 +483,19 @@ def _abandon_late_collective(generation: int, note: Callable[[], None]) -> None:
 
 
 def _raise_if_abandoned() -> None:
-    """Raise DistBackendError if the generation was given up while this rank made a group: the cut came too
-    early for the group's connections, and so is done again."""
+    """Raise DistBackendError if the generation was given up while this rank made a group. The cut came before
+    the group had its connections, so they are cut here."""
     with _cutting:
         if _is_abandoned():
             _cut()
-            _require_wanted(_generation)
+            _refuse_ended_generation(_generation)
 
 
 def _is_abandoned() -> bool:
     return 0 <= _generation <= _given_up
 
 
-def _require_wanted(generation: int) -> None:
+def _refuse_ended_generation(generation: int) -> None:
     """Raise DistBackendError if a generation was given up."""
     if generation <= _given_up:
         # The error that torch raises on a rank that was freed from a collective.
@@ -531,12 +516,12 @@ def _cut() -> None:
     if isinstance(_store, meeting.Store):
         # A rank that makes a group may wait in the store until the others have come, for up to half an hour.
         _store.give_up()
-    # NCCL has no connections of its own to cut, and an abort.
+    # NCCL's connections are not among those that were cut; its groups have to be aborted.
     _abort_nccl(torch_private.living_groups())
 
 
 def _abort_nccl(groups: Sequence[Any]) -> None:
-    """Abort NCCL's part of groups; end this process if that does not come back."""
+    """Abort NCCL's part of groups; end this process if the abort does not return in time."""
     abort = threading.Thread(
         target=torch_private.abort_nccl, args=(groups,), name="nbgpu-abort-nccl", daemon=True
     )
@@ -549,8 +534,8 @@ def _abort_nccl(groups: Sequence[Any]) -> None:
 
 
 def form_alone(member: Membership) -> None:
-    """Form a group of torch's backend 'fake': this rank keeps its number, and every collective returns at
-    once and does nothing."""
+    """Form a group of torch's backend 'fake': it has this process's rank and the cluster's world size, no
+    other process takes part in it, and every collective returns at once and does nothing."""
     global _alone
     _alone = member
     simulated_link.end()
@@ -559,15 +544,16 @@ def form_alone(member: Membership) -> None:
 
 def prepare_cell() -> None:
     """Give the next cell a group, and begin to count its traffic. Call before each cell."""
+    global _bytes_before_cell
     if _alone is not None and not dist.is_initialized():
         form_alone(_alone)  # an earlier run of this cell has ended it
-    note_traffic()
+    _bytes_before_cell = sockets.moved_bytes()
 
 
 def form_again(member: Membership, store: dist.Store, generation: int) -> None:  # type: ignore[name-defined]
     """Form the group again, in place of the one that this process may have. A collective.
 
-    Whoever holds a group that has ended passes it to `let_go`.
+    The caller passes the groups that have ended, if it holds any, to `let_go`.
     """
     global _alone
     _alone = None
@@ -584,9 +570,10 @@ def let_go(groups: Iterable[Any]) -> None:
     """Destroy groups that have ended on a thread of its own, once no other code holds them. A group that has
     not ended is left alone.
 
-    gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
-    a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
-    Whoever drops the last reference waits with it, and that must not be the thread that runs cells.
+    gloo does not notice that a send was cut in the middle, as happens when another rank's process was
+    stopped: a thread of the group waits for the send until the timeout, and the group's destructor waits for
+    that thread. The thread that drops the last reference to the group runs the destructor, and must not be
+    the one that runs cells.
     """
     living = torch_private.living_groups()
     for group in groups:
@@ -601,9 +588,9 @@ def _begin_releasing() -> None:
 
 
 def _release() -> None:
-    """Drop each group once nothing else holds it. One thread looks after all: two that hold the same group
-    would wait for one another."""
-    alone = 2  # the reference of the list, and that of getrefcount's argument
+    """Drop each group once no other code holds it. One thread does this for all groups: of two threads that
+    hold the same group each would wait for the other to drop it."""
+    num_ours = 2  # the list's, and that of getrefcount's argument
     held: list[Any] = []
     while True:
         while not held or not _ended.empty():
@@ -611,7 +598,7 @@ def _release() -> None:
         # By identity: a group that was put in twice would count as held by its own duplicate.
         held = list({id(group): group for group in held}.values())
         time.sleep(_RELEASE_EVERY_S)
-        free = [held.pop(i) for i in reversed(range(len(held))) if sys.getrefcount(held[i]) <= alone]
+        free = [held.pop(i) for i in reversed(range(len(held))) if sys.getrefcount(held[i]) <= num_ours]
         if free:
-            # A destructor that waits keeps no other group.
+            # On another thread, because a destructor that waits must not delay the other groups.
             threading.Thread(target=free.clear, name="nbgpu-end-of-group", daemon=True).start()

@@ -1,13 +1,14 @@
-"""The store in which the ranks meet, as a rank sees it.
+"""The rendezvous store of the ranks: its client, in a rank.
 
-torch's own stores do not do: a TCPStore listens on every interface of the host and lets everybody in, and a
-FileStore needs a folder that all ranks share. This one asks the server in the controller's process
-(`client/engines/meeting.py`) over CurveZMQ, encrypted and authenticated both ways.
+torch's own stores are not safe or need a shared folder: a TCPStore listens on every interface of the host and
+lets everybody in, and a FileStore needs a folder that all ranks share. This store sends its requests to the
+server in the controller's process (`client/engines/meeting.py`) over CurveZMQ, encrypted and authenticated
+both ways.
 
-torch calls it from threads of its own too, such as NCCL's watchdog. Each request therefore has a connection
-to itself, which is used again afterwards, and the GIL is free while a request waits.
+torch calls the store from threads of its own too, such as NCCL's watchdog. Each request therefore has a
+connection to itself, which is used again afterwards, and the GIL is free while a request waits.
 
-Ranks that torchrun started meet in torchrun's own store, in a part of it for this start alone.
+Ranks that torchrun started meet in torchrun's own store, under keys with a prefix for this start alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,19 +39,21 @@ _log = logging.getLogger("nbgpu.engine")
 
 _GIVEN_UP = "the process group was given up, because another rank failed"
 _LOOK_PERIOD_MS = 500
-"""The server frees whoever waits in a generation that is given up; this is for one that cannot be reached."""
+"""How often a rank that waits for an answer checks whether its generation was given up. A server that can be
+reached answers at once then."""
 _ANSWER_PATIENCE_S = 600.0
-"""How much longer than a request itself may take its answer is waited for. A silent controller may have been
-stopped together with the host; when it has ended, the rank's sentinel ends the rank."""
+"""How long a rank waits for an answer after the longest time that the request itself may take. A silent
+controller may have been stopped together with the host; once it has ended, the rank's sentinel ends the
+rank."""
 _GIVE_UP_PATIENCE_MS = 1000
+_POLL_S = 0.01
+"""How often rank 0 looks for the other ranks in torchrun's store."""
 
 _context: tuple[int, zmq.Context[_Socket]] | None = None
 """This process's context, with the process id: a forked child makes its own."""
 _kept: list[Store] = []
-"""Every store: torch keeps only the C++ part of one, which is of no use without the part in Python."""
-
-
-_POLL_S = 0.01
+"""References to all stores: torch keeps only the C++ part of a store, whose methods need the part in
+Python."""
 
 
 class Store(dist.Store):  # type: ignore[name-defined,misc]
@@ -284,7 +288,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return None
 
 
-def store_at(address: str, keys_file: Path, generation: int) -> Store:
+def open_store(address: str, keys_file: Path, generation: int) -> Store:
     """Return the store of a generation.
 
     Args:
@@ -292,9 +296,7 @@ def store_at(address: str, keys_file: Path, generation: int) -> Store:
         keys_file: the file with the keys, which holds a `MeetingPlace`.
         generation: the number of this forming of the group.
     """
-    keys = MeetingPlace.read(keys_file)
-    place = MeetingPlace(address, keys.server_public_key, keys.public_key, keys.secret_key)
-    return Store(place, generation)
+    return Store(replace(MeetingPlace.read(keys_file), address=address), generation)
 
 
 def _own_context() -> zmq.Context[_Socket]:
@@ -311,12 +313,12 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def torchrun_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:  # type: ignore[name-defined]
-    """Return the store that torchrun's environment names, without what earlier ranks left in it.
+    """Return the store that torchrun's environment names, without the keys of earlier ranks.
 
-    torchrun keeps one store for all its restarts (pytorch/pytorch issues 135712 and 167288). The addresses of
-    ranks that have ended still stand in it, so that a rank that reads one before its owner's successor has
-    written its own connects to nobody, or waits for good. The number of the restart, which torchrun gives in
-    TORCHELASTIC_RESTART_COUNT, does not tell the starts apart: each host counts its own.
+    torchrun keeps one store for all its restarts (pytorch/pytorch issues 135712 and 167288). The store still
+    has the addresses of ranks that have ended. A rank that reads such an address before the successor has
+    written the new one connects to nobody, or waits for ever. The number of the restart, which torchrun gives
+    in TORCHELASTIC_RESTART_COUNT, does not tell the starts apart: each host counts its own.
 
     Raises:
         RuntimeError: a rank did not come in time.
@@ -331,15 +333,15 @@ def part_of_this_start(
     world_size: int,
     timeout: timedelta,
 ) -> dist.Store:  # type: ignore[name-defined]
-    """Return a part of a store that the ranks of this start share, and no rank of an earlier one does.
+    """Return a part of a store, as a PrefixStore, that only the ranks of this start share.
 
-    Each process has a random name of its own, and asks rank 0 under it. Rank 0 may read the name of a process
-    that has ended; it then answers that too, which nobody hears, and reads again until the rank's own process
-    says that it has the answer.
+    Each process writes a random name into the store, and rank 0 answers under this name with the prefix. Rank
+    0 may read the name of an earlier process of the rank, which has ended: it answers that name, too, and
+    reads again until the rank's present process confirms that it has the prefix.
 
     Args:
-        store: one that all starts share. No process of an earlier start still uses it.
-        rank: this process's.
+        store: a store that all starts share. No process of an earlier start still uses it.
+        rank: the rank of this process.
         world_size: the number of ranks.
         timeout: how long the ranks wait for one another.
 
@@ -350,31 +352,31 @@ def part_of_this_start(
     if rank == 0:
         _answer(store, own_name, set(range(1, world_size)), timeout)
         return dist.PrefixStore(own_name, store)  # type: ignore[attr-defined]
-    store.set(_name_of(rank), own_name)
+    store.set(_name_key(rank), own_name)
     try:
-        store.wait([_answer_to(own_name)], timeout)
+        store.wait([_answer_key(own_name)], timeout)
     except dist.DistStoreError as error:
         raise RuntimeError(
             f"rank {rank} found no rank 0 in torchrun's store within {timeout.total_seconds():g} s"
         ) from error
-    part = store.get(_answer_to(own_name)).decode()
-    store.set(_has_heard(rank, part), "")
-    return dist.PrefixStore(part, store)  # type: ignore[attr-defined]
+    prefix = store.get(_answer_key(own_name)).decode()
+    store.set(_confirmation_key(rank, prefix), "")
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 def _answer(
     store: dist.Store,  # type: ignore[name-defined]
-    part: str,
+    prefix: str,
     absent: set[int],
     timeout: timedelta,
 ) -> None:
-    """Tell each absent rank the name of this start's part of the store, until all have heard it."""
+    """Send each absent rank the prefix of this start, until all have confirmed it. Runs on rank 0."""
     give_up_s = time.monotonic() + timeout.total_seconds()
     while absent:
         for rank in sorted(absent):
-            if store.check([_name_of(rank)]):
-                store.set(_answer_to(store.get(_name_of(rank)).decode()), part)
-        absent -= {rank for rank in absent if store.check([_has_heard(rank, part)])}
+            if store.check([_name_key(rank)]):
+                store.set(_answer_key(store.get(_name_key(rank)).decode()), prefix)
+        absent -= {rank for rank in absent if store.check([_confirmation_key(rank, prefix)])}
         if absent and time.monotonic() > give_up_s:
             raise RuntimeError(
                 f"{named_ranks(sorted(absent))} did not come to torchrun's store within "
@@ -383,13 +385,13 @@ def _answer(
         time.sleep(_POLL_S)
 
 
-def _name_of(rank: int) -> str:
+def _name_key(rank: int) -> str:
     return f"nbgpu/name/{rank}"
 
 
-def _answer_to(name: str) -> str:
+def _answer_key(name: str) -> str:
     return f"nbgpu/answer/{name}"
 
 
-def _has_heard(rank: int, part: str) -> str:
-    return f"nbgpu/heard/{part}/{rank}"
+def _confirmation_key(rank: int, prefix: str) -> str:
+    return f"nbgpu/heard/{prefix}/{rank}"

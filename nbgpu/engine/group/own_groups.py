@@ -1,8 +1,8 @@
-"""The groups that a person has made, which are made again under their names once the default group is formed
+"""Make the process groups of a person's cells again, under their names, once the default group is formed
 again.
 
-Meshes, DTensors and torch's functional collectives keep the name of a group, so that they go on with the new
-one. Whoever keeps the group itself is given the new one (`variables/references.py`).
+Meshes, DTensors and torch's functional collectives refer to a group by its name, so they go on with the new
+one. In variables and attributes that hold the group itself, `variables/references.py` replaces it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nbgpu.engine.group import collective_timeout, exchange, sockets, torch_priv
 
 _FAKE = "fake"
 _arguments: dict[str, Mapping[str, Any]] = {}
-"""By the name of a group: the arguments that torch made it with."""
+"""The arguments with which torch made a group, by the group's name."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def living() -> list[OwnGroup]:
 
 @torch_settings.as_at_the_beginning()
 def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedelta) -> list[tuple[Any, Any]]:
-    """Make each of the person's groups again that every one of its ranks still had. A collective over the
+    """Make those of the person's groups again that all of their ranks still had. A collective over the
     default group.
 
     Args:
@@ -66,56 +66,54 @@ def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedel
         connect_timeout: the time for the members to connect, also where a group's own timeout is shorter.
 
     Returns:
-        The group that has ended and its successor, for each that was made again. They are the same object
+        (the group that has ended, its successor) for each group that was made again. Both are the same object
         where the default group was formed again in place.
     """
     _arguments.clear()
     living_now = torch_private.living_groups()
-    # Exchange which groups each rank has, and what the others need to form them again in place.
+    # Exchange which groups each rank has, and the handles with which they are formed again in place.
     mine = {group.key: group for group in before}
-    theirs = exchange.gather(
-        {
-            key: (own.ranks, torch_private.reconfigure_handle(own.group) if own.group in living_now else "")
-            for key, own in mine.items()
-        }
-    )
-    ranks_of = {key: ranks for keys in theirs for key, (ranks, _) in keys.items()}
+    handles_here = {
+        key: torch_private.reconfigure_handle(former.group) if former.group in living_now else ""
+        for key, former in mine.items()
+    }
+    handles_by_rank = exchange.gather(handles_here)
     made: dict[str, Any] = {}
     problems = []
-    # In one order on all ranks, because a rank waits for the other members of one group at a time.
-    for key, ranks in sorted(ranks_of.items()):
-        if key in mine and all(key in theirs[rank] for rank in ranks):
-            handles = [theirs[rank][key][1] for rank in ranks]
+    # In the same order on all ranks: to make a group waits for its other members, one group at a time.
+    for key, former in sorted(mine.items()):
+        if all(key in handles_by_rank[rank] for rank in former.ranks):
+            handles = [handles_by_rank[rank][key] for rank in former.ranks]
             try:
-                made[key] = _make_again(mine[key], handles, generation, connect_timeout)
+                made[key] = _make_again(former, handles, generation, connect_timeout)
             except Exception:  # noqa: BLE001 - the default group is there all the same; this one is named as ended
                 problems.append(key)
     # A group that one member could not make is ended on all.
     failed = {key for keys in exchange.gather(problems) for key in keys}
     ended = [made.pop(key) for key in failed & made.keys()]
-    ended += [own.group for key, own in mine.items() if key not in made]
+    ended += [former.group for key, former in mine.items() if key not in made]
     for group in ended:
         if group in torch_private.living_groups():
             dist.destroy_process_group(group)
     return [(mine[key].group, group) for key, group in made.items()]
 
 
-def _make_again(own: OwnGroup, handles: Sequence[str], generation: int, connect_timeout: timedelta) -> Any:
+def _make_again(former: OwnGroup, handles: Sequence[str], generation: int, connect_timeout: timedelta) -> Any:
     """Form a group again in place if all members have sent a handle for that, else make a new group with the
-    same arguments; return it."""
+    same arguments; return the group."""
     if all(handles):
         with sockets.noted_as_groups():
-            torch_private.reconfigure(own.group, generation, handles, connect_timeout)
-        note(own.arguments)
-        return own.group
-    timeout = own.arguments["timeout"]
+            torch_private.reconfigure(former.group, generation, handles, connect_timeout)
+        note(former.arguments)
+        return former.group
+    timeout = former.arguments["timeout"]
     can_change = torch_private.can_change_timeout()
     # The group's own timeout may be too short for connecting, so it is set afterwards where torch allows
     # that.
-    waits = max(timeout, connect_timeout) if can_change else timeout
-    group = torch_private.make_group({**own.arguments, "timeout": waits})
+    first_timeout = max(timeout, connect_timeout) if can_change else timeout
+    group = torch_private.make_group({**former.arguments, "timeout": first_timeout})
     if can_change:
-        torch_private.change_timeout(collective_timeout.behind_the_clock(timeout.total_seconds()), group)
-    collective_timeout.allow(own.arguments["group_name"], timeout.total_seconds())
-    note(own.arguments)
+        torch_private.change_timeout(collective_timeout.gloo_timeout(timeout.total_seconds()), group)
+    collective_timeout.allow(former.arguments["group_name"], timeout.total_seconds())
+    note(former.arguments)
     return group

@@ -57,5 +57,5 @@ if __name__ == "__main__":
     answer = about() if question == "about" else reduce(*arguments)
     # On a line of its own, whatever NCCL has logged before.
     print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201 - the answer
-    # A thread of gloo that still lets go of the all_reduce would abort the interpreter at its end.
+    # A thread of gloo that still releases the all_reduce would abort an interpreter that ends normally.
     os._exit(0)

@@ -1,7 +1,6 @@
-"""Gives every DDP object a communication hook in Python, because C++'s own all_reduce cannot be held back.
+"""Gives every DDP object a communication hook in Python, because the all_reduce in C++ cannot be held back.
 
-A hook that the person registers stays theirs; it may come until the first forward pass, as without a
-simulated link.
+A person may still register a hook of their own until the first forward pass, as without a simulated link.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def give_every_ddp_a_hook() -> None:
 
     @functools.wraps(make)
     def make_without_hook(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        _with_hook.discard(self)  # an object that is moved to another group is made again
+        _with_hook.discard(self)  # an object that moves to another group is constructed again
         make(self, *args, **kwargs)
 
     @functools.wraps(register)
@@ -43,9 +42,8 @@ def give_every_ddp_a_hook() -> None:
         _with_hook.add(self)
 
     @functools.wraps(forward)
-    # The hook is registered at the first forward pass, because DDP takes only one: until then the person may
-    # register another.
     def forward_with_hook(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        # Only now, because DDP takes one hook, and until now the person may register theirs.
         if self not in _with_hook and dist.get_backend(self.process_group) != "fake":
             group = self.process_group
             register_timed(self, None, lambda _, bucket: average(group, bucket))
@@ -68,15 +66,15 @@ def in_python(kind: Any) -> Hook:
 
 
 def _slowed(hook: Hook) -> Hook:
-    """Wrap a hook, so that a simulated slow rank sleeps for its work before each bucket is sent, and so that
-    its wait for the last bucket does not count as work."""
+    """Wrap a hook, so that a simulated slow rank sleeps before it sends each bucket, and its wait for the
+    last bucket does not count as work."""
 
     def send(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         straggler.catch_up()
         sent = hook(state, bucket)
         # DDP waits for all buckets once the last one is sent.
         if bucket.is_last():
-            straggler.waits_for(sent)
+            straggler.exclude_time_until_done(sent)
         return sent
 
     return send

@@ -1,4 +1,4 @@
-"""A slower link between the ranks than they have, simulated: no root, no other machine.
+"""Simulates a slower link between the ranks than they have, without root and without another machine.
 
 `install` wraps the methods of ProcessGroup through which `torch.distributed` begins every collective, FSDP2
 and SyncBatchNorm among its callers, and what DDP does in C++ (`simulated_ddp`). The real collective runs as
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from nbgpu.engine.group import simulated_ddp, straggler, torch_private
-from nbgpu.engine.group.simulated_queue import Arrivals, Line, Numbered, Queue, hold_message
+from nbgpu.engine.group.simulated_queue import Arrivals, Line, Queue, SequenceCounter, hold_message
 from nbgpu.machine.links import Link
 
 COLLECTIVES: dict[str, tuple[Operation, int]] = {
@@ -49,13 +49,14 @@ COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "scatter": ("scatter", 0),
     "barrier": ("barrier", -1),
 }
-"""By method of ProcessGroup: the kind of collective, and which argument has the tensors whose bytes count; -1
-for none. Versions of torch lack some of them."""
+"""By method of ProcessGroup: the kind of collective, and the position of the argument with the tensors whose
+bytes count; -1 for none. No version of torch has all of these methods."""
 _MESSAGES = {"send": "out", "recv": "in", "recv_anysource": "in"}
-_WITH_PEER = 3
-"""The number of arguments where they name the other rank: tensors, rank and tag."""
-_PARTS = {"gather", "scatter"}
-"""The tensors counted for these are one rank's part of the whole."""
+"""By method of ProcessGroup: the direction of the message."""
+_NUM_ARGUMENTS_WITH_PEER = 3
+"""The number of arguments where one of them is the other rank: tensors, rank and tag."""
+_OPERATIONS_ON_PARTS = {"gather", "scatter"}
+"""For these the tensors whose bytes count are one rank's part of the whole."""
 
 _NO_LINK = Link("none", 0.0, float("inf"), "a rank that is only slow")
 _link = _NO_LINK
@@ -102,7 +103,7 @@ def seconds(operation: Operation, num_bytes: float, world_size: int, link: Link)
                 2 * neighbours * link.latency_s + 2 * shares_s, 2 * depth * link.latency_s + 2 * whole_s
             )
         case "broadcast" | "reduce":
-            # In a tree whose data go down in small pieces, or a ring: the pieces follow each other closely.
+            # Through a tree or a ring in small pieces that follow each other closely.
             return depth * link.latency_s + whole_s
         case "all_gather" | "reduce_scatter" | "all_to_all":
             return neighbours * link.latency_s + shares_s
@@ -123,27 +124,28 @@ class _Generation:
         self._folder = folder
         self._number = number
         self._queues: dict[str, Queue] = {}
-        self._messages: dict[str, Numbered] = {}
+        self._messages: dict[str, SequenceCounter] = {}
         self._paths: list[Path] = []
         self._lock = threading.Lock()
 
-    def queue_of(self, group: Any) -> Queue:
+    def group_queue(self, group: Any) -> Queue:
         """Return the queue of a process group, which is made when the group begins its first collective."""
-        # A person may end the group and make one of another size with the same name.
+        # The size is part of the name: a person may end the group and make one of another size with the same
+        # name.
         name = f"{group.group_name}-of-{group.size()}"
         with self._lock:
             if name not in self._queues:
                 self._queues[name] = Queue(self.line, self._arrivals(name, group.rank(), group.size()))
             return self._queues[name]
 
-    def messages(self, group: Any, sender: int, receiver: int, tag: int) -> Numbered:
+    def messages(self, group: Any, sender: int, receiver: int, tag: int) -> SequenceCounter:
         """Return the counter of the messages from one rank of a group to another with this tag. Both ranks
-        count them alike, as gloo delivers messages of one tag in order."""
+        number these messages alike, because gloo delivers messages of one tag in order."""
         name = f"{group.group_name}-{sender}-{receiver}-{tag}"
         with self._lock:
             if name not in self._messages:
                 is_receiver = group.rank() == receiver
-                self._messages[name] = Numbered(self._arrivals(name, int(is_receiver), 2))
+                self._messages[name] = SequenceCounter(self._arrivals(name, int(is_receiver), 2))
             return self._messages[name]
 
     def _arrivals(self, name: str, rank: int, world_size: int) -> Arrivals:
@@ -152,7 +154,7 @@ class _Generation:
         return Arrivals(path, rank, world_size)
 
     def end(self) -> None:
-        """Give up whatever is held back."""
+        """Give up all results that are held back."""
         self.line.given_up.set()
         for queue in list(self._queues.values()):
             queue.close()
@@ -201,7 +203,7 @@ def begin(folder: Path, number: int) -> None:
 
 
 def end() -> None:
-    """End the simulation in this generation, and free whoever waits for a result that is held back.
+    """End the simulation in this generation: the results that are held back become errors.
 
     Call on any thread, before the connections are cut.
     """
@@ -232,7 +234,7 @@ def not_simulated() -> Iterator[None]:
     """Do not hold back collectives that begin in the block, because they are nbgpu's own and no part of a
     person's step.
 
-    The work that a slow rank did before the end of the block, such as loading its data, is not lengthened.
+    The work of a slow rank before the end of the block, such as loading its data, is not made longer either.
     """
     before = is_exempt()
     _exempt.is_on = True
@@ -245,8 +247,8 @@ def not_simulated() -> Iterator[None]:
 
 
 def _where_simulated(method: Callable[..., Any], hold: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `hold` with the generation and the arguments where a link is simulated,
-    once a slow rank has done its work, and else the method."""
+    """Return a function that replaces a method of torch. Where a link is simulated, a slow rank first sleeps,
+    and then `hold` is called with the generation and the arguments; elsewhere the method itself is called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # Read once: another thread may end the generation.
@@ -276,13 +278,12 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
     def begin_and_hold(now: _Generation, group: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the real collective, and return a Work object that completes when the slower link would be
         done."""
-        queue = now.queue_of(group)
-        # Noted before the real collective begins: when that has ended, every rank can read the arrivals of
-        # all.
+        queue = now.group_queue(group)
+        # Before the real collective begins: once it has ended, every rank can read when the others began it.
         number = queue.arrive()
         real = collective(group, *args, **kwargs)
         num_bytes = 0 if argument < 0 else num_bytes_of(args[argument])
-        if operation in _PARTS:
+        if operation in _OPERATIONS_ON_PARTS:
             num_bytes *= group.size()
         return queue.put(real, number, seconds(operation, num_bytes, group.size(), _link))
 
@@ -302,9 +303,10 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
         done."""
         arrivals, number = None, 0
         # A receive from any rank does not name the sender, whose arrival then cannot be read.
-        if len(args) == _WITH_PEER:
-            ends = (group.rank(), args[1]) if direction == "out" else (args[1], group.rank())
-            messages = now.messages(group, *ends, args[2])
+        if len(args) == _NUM_ARGUMENTS_WITH_PEER:
+            _, peer, tag = args
+            sender, receiver = (group.rank(), peer) if direction == "out" else (peer, group.rank())
+            messages = now.messages(group, sender, receiver, tag)
             arrivals, number = messages.arrivals, messages.arrive()
         real = message(group, *args, **kwargs)
         lasts_s = seconds("send", num_bytes_of(args[0]), 2, _link)
@@ -319,7 +321,7 @@ def _holding_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
     def broadcast_and_hold(now: _Generation, group: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Broadcast, and wait until the slower link would be done."""
-        queue = now.queue_of(group)
+        queue = now.group_queue(group)
         number = queue.arrive()
         broadcast(group, tensors, *args, **kwargs)
         lasts_s = seconds("broadcast", num_bytes_of(tensors), group.size(), _link)

@@ -3,9 +3,9 @@
 The real collective runs at once. A thread for each process group waits for it, works out when the link would
 be done, and delivers the result then. Meanwhile the main thread computes, or waits without the GIL.
 
-The link begins with a collective when the last rank has come to it and the link is free: it is one queue, as
-NCCL has one for each group. All ranks are on one host and share its clock, so that each can read in a file in
-shared memory when the others came. The ranks therefore work out the same times.
+The link begins with a collective when the last rank has begun it and the link is free. All ranks are on one
+host and share its clock, and each writes into a file in shared memory when it begins a collective. From this
+file all ranks work out the same times.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from nbgpu.engine.group import straggler
 _NUM_SLOTS = 1024
 """How many collectives a rank may be ahead of another whose arrivals it reads."""
 _SLOT = struct.Struct("qd")
-"""The number of a collective, and the time at which a rank came to it."""
+"""The number of a collective, and the monotonic time in seconds at which a rank began it."""
 _LOOK_PERIOD_S = 0.0005
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
-"""The kernel's 50 us are as much as the latency of a link."""
+"""How late a sleep may end. The kernel's default of 50 us is as much as the latency of a link."""
 
 
 class Arrivals:
@@ -60,16 +60,17 @@ class Arrivals:
             os.close(descriptor)
 
     def note(self, number: int, time_s: float) -> None:
-        """Write the time at which this rank began its collective with this number, counted from 1."""
+        """Write the monotonic time at which this rank began its collective with this number, counted from
+        1."""
         _SLOT.pack_into(self._memory, self._offset(self._rank, number), number, time_s)
 
     def last_s(self, number: int) -> float:
-        """Return the time at which the last rank began this collective, among those that have begun it. Call
-        when the real collective has ended: what it needed from other ranks has then arrived."""
+        """Return the monotonic time at which the last rank began this collective, among those that have begun
+        it. Call when the real collective has ended: what it needed from other ranks has then arrived."""
         slots = (
             _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
         )
-        times_s: list[float] = [time_s for slots_number, time_s in slots if slots_number == number]
+        times_s: list[float] = [time_s for number_in_slot, time_s in slots if number_in_slot == number]
         # A rank that is `_NUM_SLOTS` collectives ahead has overwritten its slot, and is not waited for.
         return max(times_s, default=0.0)
 
@@ -84,7 +85,7 @@ class Line:
         self._lock = threading.Lock()
         self._free_s = {"out": 0.0, "in": 0.0}
         self.given_up = threading.Event()
-        """Set when results are no longer waited for, because the group was given up."""
+        """Set once the group was given up: the results that are held back then become errors."""
 
     def reserve(self, begun_s: float, lasts_s: float, *directions: str) -> float:
         """Reserve the link for a message from the moment when it is free; return the time at which the
@@ -103,12 +104,12 @@ class Line:
 
 class HeldWork(dist.Work):
     """The Work object of a collective whose result is held back: it completes when the slower link would have
-    completed it.
+    completed the collective.
 
     Args:
         real: the real collective; None if it has ended.
-        arrivals: when the ranks began it; None if that is not known.
-        number: its number among those arrivals.
+        arrivals: when the ranks began their collectives; None if that is not known.
+        number: the number of this collective among those arrivals.
         lasts_s: how long the link is busy with it.
         line: the rank's link.
     """
@@ -133,12 +134,12 @@ class HeldWork(dist.Work):
             self.done.wait()
         finally:
             if threading.current_thread() is threading.main_thread():
-                straggler.waited(begun_s)
+                straggler.exclude_wait(begun_s)
         return True
 
     def _wait_at_most(self, timeout: timedelta) -> None:
-        """Wait until the result is there, or raise after the timeout, by looking from time to time."""
-        # No lock of Python's, which an interrupt could leave taken.
+        """Wait until the result is there, or raise after the timeout."""
+        # Polled, because an interrupt could leave a lock of Python's taken.
         until_s = time.monotonic() + timeout.total_seconds()
         while not self.done.done():
             if time.monotonic() > until_s:
@@ -172,8 +173,8 @@ class HeldWork(dist.Work):
         return self.done
 
     def deliver(self, *directions: str) -> None:
-        """Wait for the real collective and for the link in these directions, then set the result or the
-        error. Called on another thread than that of the caller, who waits."""
+        """Wait for the real collective and for the link in these directions ('out', 'in'), then set the
+        result or the error. Call on another thread than the one that waits for the result."""
         try:
             value = None if self._real is None else _result(self._real)
             begun_s = time.monotonic() if self._arrivals is None else self._arrivals.last_s(self._number)
@@ -198,11 +199,12 @@ def _result(real: dist.Work) -> Any:
     return future.wait()
 
 
-class Numbered:
-    """Collectives that their ranks number alike.
+class SequenceCounter:
+    """Numbers the collectives of a group, or the messages from one rank to another, in the order in which
+    this rank begins them, which is the same on all of these ranks.
 
     Args:
-        arrivals: when the ranks came to each.
+        arrivals: when the ranks began each of them.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -211,15 +213,15 @@ class Numbered:
         self._number = 0
 
     def arrive(self) -> int:
-        """Note that this rank has come to the next collective; return its number. Call before the real
-        one."""
+        """Note that this rank begins the next collective; return the collective's number. Call before the
+        real one begins."""
         with self._lock:
             self._number += 1
             self.arrivals.note(self._number, time.monotonic())
             return self._number
 
 
-class Queue(Numbered):
+class Queue(SequenceCounter):
     """The collectives of one process group, delivered in order by a thread."""
 
     def __init__(self, line: Line, arrivals: Arrivals) -> None:
@@ -233,11 +235,10 @@ class Queue(Numbered):
         self._thread.start()
 
     def arrive(self) -> int:
-        """Note that this rank has come to the next collective; return the collective's number. Call before
-        the real one begins."""
+        """As in SequenceCounter; a call on the thread that delivers starts another one in its place."""
         if threading.current_thread() is self._thread:
-            # A callback of a result begins a collective and may wait for it, as PowerSGD's does. Another
-            # thread has to deliver it.
+            # A callback of a result runs on this thread. It may wait for a collective that it begins, as
+            # PowerSGD's does, so another thread has to deliver that one.
             self._start()
         return super().arrive()
 
@@ -273,7 +274,8 @@ def hold_message(
 ) -> HeldWork:
     """Hold back a message to or from one other rank.
 
-    Each has a thread of its own, because a program may need its messages in another order than it began them.
+    Each message has a thread of its own, because a program may need its messages in another order than it
+    began them.
 
     Args:
         real: torch's Work of the real message.

@@ -3,10 +3,10 @@
 gloo cannot give up a collective: a rank that waits for a rank that raised waits for the whole timeout, and
 neither `abort` nor `destroy_process_group` frees it. Shutting down its connections does.
 
-gloo accepts the first process that connects and names the expected number as the rank that it waits for. On
-its own host a rank sees whose that process is; of another host it knows an address and a port. So every rank
-says in the store, to which nobody comes without the cluster's keys, which connections are its own, and a
-connection whose other end no rank reports is a stranger's.
+gloo takes the first process that connects and sends the expected number for the rank that it waits for. Of a
+process on its own host a rank can see the user; of one on another host it sees an address and a port. So
+every rank writes its connections into the store, which only processes with the cluster's keys can reach, and
+a connection whose other end no rank has written there belongs to a stranger.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ from typing import TypeVar
 import torch.distributed as dist
 
 Connections = dict[int, int]
-"""The inode of each connection by its file descriptor: the number of a closed descriptor is used again."""
+"""The inode of each connection by its file descriptor. The inode tells a connection from a later file with
+the same descriptor."""
 
 _QUIET_S = 0.02
+"""How long no byte may have moved before the connections are cut."""
 _QUIET_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.002
 _LATENESS_FACTOR = 3
+"""The quiet time is at least this many times the delay with which this thread wakes up."""
 _TCP_INFO_BYTES = 256
 _LISTENING = "0A"
 _NO_INODE = "0"
-"""As /proc/net/tcp writes them."""
+"""A state and an inode as /proc/net/tcp writes them."""
 _BYTES_ACKED_OFFSET = 120
 """The offset in struct tcp_info (linux/tcp.h) of tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
 
-_of_groups: Connections = {}
-_newest: Connections = {}
-"""Those of the group that was made last."""
+_group_connections: Connections = {}
+_newest_connections: Connections = {}
+"""The connections of the group that was made last."""
 _is_in_the_making = False
 """Whether the main thread is making a group."""
 
@@ -58,8 +61,8 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @contextmanager
 def group_in_the_making() -> Iterator[None]:
-    """Mark that the main thread is creating a group. The thread that cuts connections waits until this ends,
-    because a rank in gloo's connection phase cannot be freed."""
+    """Mark that the main thread makes a group in this block. The thread that cuts connections waits for the
+    end of the block, because a rank that is connecting over gloo cannot be freed."""
     global _is_in_the_making  # read by the thread that cuts
     before, _is_in_the_making = _is_in_the_making, True
     try:
@@ -76,36 +79,37 @@ def is_group_in_the_making() -> bool:
 @contextmanager
 def noted_as_groups() -> Iterator[None]:
     """Record the connections that are opened in the block as those of a process group."""
-    global _newest
+    global _newest_connections
     before = _open_connections()
     try:
         with group_in_the_making():
             yield
     finally:
-        _newest = {fd: inode for fd, inode in _open_connections().items() if before.get(fd) != inode}
-        _of_groups.update(_newest)
+        _newest_connections = dict(_open_connections().items() - before.items())
+        _group_connections.update(_newest_connections)
 
 
 def wait_for_group_in_the_making(patience_s: float) -> None:
-    """Wait, at most this long, until the main thread is making no group. Call on another thread."""
+    """Wait until the main thread makes no group, for at most `patience_s` seconds. Call on another thread."""
     give_up_s = time.monotonic() + patience_s
     while _is_in_the_making and time.monotonic() < give_up_s:
         time.sleep(_LOOK_PERIOD_S)
 
 
 def refuse_other_users() -> None:
-    """Raise if a process of another user of this host is at the other end of a group's connection.
+    """Check that no process of another user of this host is at the other end of a group's connection. Call
+    before the first tensor is sent.
 
     Raises:
-        ConnectionError: there is such a process. Call before the first tensor is sent.
+        ConnectionError: there is such a process.
     """
     uid_by_ends = _uid_by_ends()
     own_uid = os.getuid()
-    # The peer's socket has the two addresses the other way round. One that is not in the table has just been
-    # closed. `refuse_strangers` looks at connections to other hosts.
+    # The peer's socket has the two addresses the other way round. A socket that is not in the table has just
+    # been closed. `refuse_strangers` checks connections to other hosts.
     uids = [
         uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
-        for here, there in _of_each(_ends, _of_groups)
+        for here, there in _call_on_open(_ends, _group_connections)
         if here[0] == there[0]
     ]
     if strangers := [uid for uid in uids if uid != own_uid]:
@@ -119,8 +123,8 @@ def _uid_by_ends() -> dict[tuple[str, str], int]:
     """Return the user of each TCP socket of this host, by its own and its peer's address in the notation of
     /proc/net/tcp (proc_net_tcp in the kernel's docs).
 
-    The tables show a connection that was not accepted yet as root's, and without an inode. It is counted as
-    its listener's.
+    The tables show a connection that was not accepted yet as root's, and without an inode. Here such a
+    connection has the user of the socket that listens for it.
     """
     uids: dict[tuple[str, str], int] = {}
     listeners: dict[str, int] = {}
@@ -149,8 +153,8 @@ def _as_in_proc(address: tuple[str, int]) -> str:
     four bytes of the IP address in the host's byte order."""
     host, port, *_ = address
     raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-    words = struct.unpack(f"={len(raw) // 4}I", raw)
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+    integers = struct.unpack(f"={len(raw) // 4}I", raw)
+    return "".join(f"{integer:08X}" for integer in integers) + f":{port:04X}"
 
 
 def cut() -> None:
@@ -160,27 +164,27 @@ def cut() -> None:
     The function first waits, for at most a second, until the connections are idle, because gloo does not
     notice that a transfer was cut in the middle and waits for the whole timeout.
     """
-    if not _of_each(lambda _: None, _of_groups):
-        _of_groups.clear()
+    if not _call_on_open(lambda _: None, _group_connections):
+        _group_connections.clear()
         return
     # Wait until no bytes have moved for a while.
-    started_s = quiet_since_s = looked_s = time.monotonic()
+    started_s = quiet_since_s = checked_s = time.monotonic()
     quiet_s = _QUIET_S
     last_bytes = moved_bytes()
-    while looked_s - quiet_since_s < quiet_s and looked_s - started_s < _QUIET_PATIENCE_S:
+    while checked_s - quiet_since_s < quiet_s and checked_s - started_s < _QUIET_PATIENCE_S:
         time.sleep(_LOOK_PERIOD_S)
         now_s = time.monotonic()
         # If this thread waits long for a core, the threads that move the data do too.
-        quiet_s = max(quiet_s, _LATENESS_FACTOR * (now_s - looked_s - _LOOK_PERIOD_S))
-        looked_s = now_s
+        quiet_s = max(quiet_s, _LATENESS_FACTOR * (now_s - checked_s - _LOOK_PERIOD_S))
+        checked_s = now_s
         now_bytes = moved_bytes()
         if now_bytes != last_bytes or _bytes_on_their_way():
             last_bytes, quiet_since_s = now_bytes, now_s
-    connections = dict(_of_groups)
-    _of_each(lambda connection: connection.shutdown(socket.SHUT_RDWR), _of_groups)
-    # Only those: the main thread may be adding the connections of a group that it has just made.
+    connections = dict(_group_connections)
+    _call_on_open(lambda connection: connection.shutdown(socket.SHUT_RDWR), _group_connections)
+    # Not `clear`: the main thread may be adding the connections of a group that it has just made.
     for fd in connections:
-        _of_groups.pop(fd, None)
+        _group_connections.pop(fd, None)
 
 
 def _open_connections() -> Connections:
@@ -198,8 +202,7 @@ def _open_connections() -> Connections:
 
 def _is_connected_tcp(fd: int) -> bool:
     """Return whether a file descriptor is a TCP socket with a peer; OSError for one without a peer."""
-    # A duplicate, because a Python socket closes its descriptor at its end. Both refer to the same
-    # connection.
+    # A duplicate descriptor of the same connection, because Python's socket object closes its descriptor.
     with socket.socket(fileno=os.dup(fd)) as duplicate:
         if duplicate.type != socket.SOCK_STREAM or duplicate.family not in (socket.AF_INET, socket.AF_INET6):
             return False
@@ -207,13 +210,13 @@ def _is_connected_tcp(fd: int) -> bool:
         return True
 
 
-def _of_each(call: Callable[[socket.socket], Result], connections: Connections) -> list[Result]:
+def _call_on_open(call: Callable[[socket.socket], Result], connections: Connections) -> list[Result]:
     """Call a function with each of these connections that is still open; return the results."""
     results = []
     # A copy: other threads call this while the main thread may be making a group.
     for fd, inode in list(connections.items()):
         with suppress(OSError):
-            # The number of a closed descriptor is used again for other files; the inode shows which it is.
+            # Another inode: the connection was closed, and its descriptor belongs to another file now.
             if os.fstat(fd).st_ino == inode:
                 with socket.socket(fileno=os.dup(fd)) as duplicate:
                     results.append(call(duplicate))
@@ -227,23 +230,23 @@ def _ends(connection: socket.socket) -> Ends:
 
 
 def moved_bytes() -> int:
-    """Return the bytes that were acknowledged by the peers or received from them, over all connections."""
+    """Return the number of bytes that the peers have acknowledged or sent, over all connections of groups."""
 
     def moved(connection: socket.socket) -> int:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return sum(struct.unpack_from("QQ", info, _BYTES_ACKED_OFFSET))
 
-    return sum(_of_each(moved, _of_groups))
+    return sum(_call_on_open(moved, _group_connections))
 
 
 def _bytes_on_their_way() -> int:
-    """Return the bytes that were sent and not yet acknowledged, or received and not yet read."""
+    """Return the number of bytes that were sent and not yet acknowledged, or received and not yet read."""
 
     def waiting(connection: socket.socket) -> int:
         queues = termios.TIOCOUTQ, termios.FIONREAD  # man 7 tcp: SIOCOUTQ and SIOCINQ, by other names
         return sum(struct.unpack("i", fcntl.ioctl(connection, queue, bytes(4)))[0] for queue in queues)
 
-    return sum(_of_each(waiting, _of_groups))
+    return sum(_call_on_open(waiting, _group_connections))
 
 
 def refuse_strangers(
@@ -253,19 +256,19 @@ def refuse_strangers(
     ranks: Sequence[int],
     patience: timedelta,
 ) -> None:
-    """Raise if a connection of the newest group to another host does not end at one of its ranks.
+    """Check that each connection of the newest group to another host ends at a rank of the group.
 
     Every rank of a group that spans several hosts calls this before the first tensor is sent.
 
     Args:
         store: the store in which the ranks of the generation meet.
-        group: the name of the group, which no other group of the generation has.
+        group: the name of the group, unique in the generation.
         rank: this rank.
         ranks: all ranks of the group.
-        patience: the time for the other ranks to say which connections are theirs.
+        patience: the time for the other ranks to write which connections are theirs.
 
     Raises:
-        ConnectionError: there is such a connection, or a rank does not say which are its own.
+        ConnectionError: a connection ends at another process, or a rank does not write which are its own.
     """
     to_other_hosts = _ends_at_other_hosts()
     if not to_other_hosts:
@@ -294,7 +297,7 @@ def refuse_strangers(
 def _ends_at_other_hosts() -> list[Ends]:
     """Return both ends of each connection of the newest group that leads to another host."""
     to_other_hosts = []
-    for here, there in _of_each(_ends, _newest):
+    for here, there in _call_on_open(_ends, _newest_connections):
         ends = (_plain(here), here[1]), (_plain(there), there[1])
         # A connection within one host has the same address at both ends.
         if ends[0][0] != ends[1][0]:
@@ -303,8 +306,8 @@ def _ends_at_other_hosts() -> list[Ends]:
 
 
 def _plain(address: tuple[str, int]) -> str:
-    """Return the IP address without its scope, such as '%eth0', and an IPv4 address that an IPv6 socket shows
-    as '::ffff:1.2.3.4' as '1.2.3.4', so that both ends write it alike."""
+    """Return the IP address of (address, port) in a form that is the same at both ends of a connection:
+    without a scope such as '%eth0', and as IPv4 where an IPv6 socket shows '::ffff:1.2.3.4'."""
     parsed = ipaddress.ip_address(address[0].partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)

@@ -1,9 +1,9 @@
 """Makes this rank slower than the others, as a rank with a slower processor is.
 
-The rank's own work is the time outside of collectives, from the beginning of a cell or call on. Where the
-rank comes to a collective, and after the forward pass and the optimizer in a step of a run, it sleeps as long
-as the slower processor would still have worked. The time that it waits in a collective is not made longer,
-nor what it does before one of nbgpu's own: in a run that is loading packages and data.
+The rank's own work is the time outside of collectives, from the beginning of a cell or call on. Before each
+collective, and after the forward pass and the optimizer in a step of a run, the rank sleeps as long as the
+slower processor would still have worked. The wait within a collective is not made longer. Neither is the work
+before one of nbgpu's own collectives: a run loads its packages and data there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SLICE_S = 0.05
 
 _factor = 1.0
 _since_s = 0.0
-"""The moment up to which the own work has been made longer."""
+"""The monotonic time of the last `catch_up` or `begin`: the work since then is still to be made longer."""
 _waited_s = 0.0
-"""The time since then in which this rank waited for others."""
+"""The time since `_since_s` in which this rank waited for others."""
 _is_freed = threading.Event()
 
 
@@ -40,7 +40,7 @@ def begin() -> None:
 
 
 def free(is_freed: bool) -> None:
-    """End a sleep, and let no other begin until the function is called with False. Call on any thread."""
+    """End the sleep that goes on, and allow no other one until a call with False. Call on any thread."""
     if is_freed:
         _is_freed.set()
     else:
@@ -60,18 +60,18 @@ def catch_up() -> None:
     _since_s, _waited_s = time.monotonic(), 0.0
 
 
-def waited(begun_s: float) -> None:
+def exclude_wait(begun_s: float) -> None:
     """Leave the time since `begun_s` (`time.monotonic`) out of this rank's work."""
     global _waited_s
     if _factor != 1:
         _waited_s += time.monotonic() - max(begun_s, _since_s)
 
 
-def waits_for(sent: torch.futures.Future[Any]) -> None:
+def exclude_time_until_done(sent: torch.futures.Future[Any]) -> None:
     """Leave the time from now until a future is done out of this rank's work.
 
     DDP waits in C++ for the last bucket's future, right after the gradients are computed.
     """
     if _factor != 1:
         begun_s = time.monotonic()
-        sent.add_done_callback(lambda _: waited(begun_s))
+        sent.add_done_callback(lambda _: exclude_wait(begun_s))

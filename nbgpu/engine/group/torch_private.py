@@ -46,26 +46,29 @@ def living_groups() -> list[Any]:
     return list(distributed_c10d._world.pg_map)
 
 
-def count_groups_from(number: int) -> None:
-    """Let the next group have this number.
+def set_group_count(number: int) -> None:
+    """Set the number of the next group.
 
-    torch numbers its groups, and ranks meet under the number, which is the group's name. It keeps that of a
-    forming that failed on one rank only, which would never meet the others again.
+    torch counts its groups, and the number is the name under which the ranks of a group meet. A forming that
+    failed on one rank only leaves the ranks with different counts, so that they would never meet again.
     """
     distributed_c10d._world.group_count = number
 
 
-def num_groups_made() -> int:
-    """Return the number of the next group."""
+def group_count() -> int:
+    """Return torch's count of its groups, which is the number of the next one."""
     number: int = distributed_c10d._world.group_count
     return number
 
 
 def make_group(arguments: Mapping[str, Any]) -> Any:
-    """Make a group, with this rank as a member, with the arguments that torch's `_new_process_group_helper`
-    had the first time (`wrap_making_of_groups`), and the store of the present default group.
+    """Make a group that has this rank as a member once more.
 
     `new_group` is not called, because it would choose another name, and needs every rank to take part.
+
+    Args:
+        arguments: those of torch's `_new_process_group_helper` at the first time (`wrap_making_of_groups`).
+            The store of the present default group replaces theirs.
     """
     assert dist.group.WORLD is not None, "there is a default group"
     _, store = distributed_c10d._world.pg_map[dist.group.WORLD]
@@ -77,19 +80,19 @@ def make_group(arguments: Mapping[str, Any]) -> Any:
 
 
 def wrap_making_of_groups(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the one function that makes every group (`new_group`, DeviceMesh, FSDP) by `wrap` of it."""
+    """Wrap the one function that makes every group (`new_group`, DeviceMesh, FSDP)."""
     make_group = distributed_c10d._new_process_group_helper
     distributed_c10d._new_process_group_helper = functools.wraps(make_group)(wrap(make_group))
 
 
 def wrap_broadcast_coalesced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the function with which DDP broadcasts its buffers and parameters by `wrap` of it."""
+    """Wrap the function with which DDP broadcasts its buffers and parameters."""
     dist._broadcast_coalesced = wrap(dist._broadcast_coalesced)  # type: ignore[attr-defined]
 
 
 def replace_builtin_hooks(register: Callable[[DistributedDataParallel, Any], None]) -> None:
-    """Have DDP call `register` with itself and a `dist.BuiltinCommHookType` in place of registering a hook in
-    C++."""
+    """Replace the method of DDP that registers a hook in C++ by `register`, which gets the DDP object and a
+    `dist.BuiltinCommHookType`."""
     DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]
 
 
@@ -111,8 +114,8 @@ def forget_refused_hook(ddp: DistributedDataParallel) -> None:
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:
-    """Have DDP put its parameters into buckets in their final order, in which the first backward pass has
-    computed the gradients, now and not before the next forward pass. A collective."""
+    """Have DDP rebuild its buckets now, and not before the next forward pass: it orders the parameters as the
+    first backward pass has computed their gradients. A collective."""
     if ddp.reducer._rebuild_buckets():
         ddp._has_rebuilt_buckets = True
 
@@ -120,8 +123,8 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 def bucket_order(ddp: DistributedDataParallel) -> list[int]:
     """Return the final order of the parameters in DDP's buckets, as positions in the order of the module.
 
-    It is saved with the state of a run, and a later DDP object is made with it (`initialise_ddp`): the order
-    decides in which sequence gradients are added up, and so the last bit of a step after a resume.
+    The order is saved with the state of a run, and `initialise_ddp` gives it to a later DDP object, so that
+    the gradients are added up in the same sequence: another sequence changes the last bit of a step.
 
     Empty where DDP keeps its first order, as with find_unused_parameters, and where the device has no memory
     left for the copies of the buckets from which the order is read.
@@ -201,8 +204,8 @@ def uses_nccl2() -> bool:
 
 
 def reconfigure_handle(group: Any) -> str:
-    """Return the handles of a group's backends on this rank, as JSON, by which the other ranks reach this one
-    when the group is formed again in place."""
+    """Return the addresses of a group's backends on this rank, as JSON, at which the other ranks reach this
+    rank when the group is formed again in place."""
     return json.dumps([backend.get_reconfigure_handle() for backend in _backends(group)])
 
 
@@ -226,14 +229,14 @@ def reconfigure(group: Any, number: int, handles: Sequence[str], timeout: timede
     Args:
         group: one that can be reconfigured.
         number: identifies this forming; no two of a group have the same.
-        handles: what `reconfigure_handle` gave on each rank, in order.
+        handles: the `reconfigure_handle` of each rank, in order of rank.
         timeout: the time for the ranks to connect.
     """
     handles_by_rank = [json.loads(handle) for handle in handles]
     for index, backend in enumerate(_backends(group)):
         options = distributed_c10d.ReconfigureOptions()  # type: ignore[attr-defined]
         options.uuid, options.timeout = number, timeout
-        options.handles = [of_rank[index] for of_rank in handles_by_rank]
+        options.handles = [handles_of_rank[index] for handles_of_rank in handles_by_rank]
         backend.reconfigure(options).wait()
 
 
@@ -243,21 +246,22 @@ def num_collectives(group: Any) -> int:
     return number
 
 
-def name_of(group: Any) -> str:
-    """Return the name under which the ranks know a group, which is the same on all of them."""
+def group_name(group: Any) -> str:
+    """Return a group's name, which is the same on all its ranks."""
     name: str = distributed_c10d._world.pg_names[group]
     return name
 
 
-def ranks_of(group_name: str) -> list[int]:
-    """Return the ranks of a group, by its name; none for a group that has ended."""
+def group_ranks(group_name: str) -> list[int]:
+    """Return the global ranks of the members of a group, by the group's name; none for a group that has
+    ended."""
     world = distributed_c10d._world
     groups = [group for group, name in world.pg_names.items() if name == group_name]
     return [rank for group in groups for rank in world.pg_group_ranks[group]]
 
 
 def default_timeouts() -> tuple[timedelta | None, ...]:
-    """Return the timeouts that torch gives to groups for which the caller has named none."""
+    """Return the timeouts that torch gives to groups that are made without one: of gloo, and of NCCL."""
     return constants.default_pg_timeout, constants.default_pg_nccl_timeout
 
 
@@ -267,15 +271,14 @@ def records_gloo() -> bool:
 
 
 def unfinished_groups() -> dict[str, str]:
-    """Return the groups in which collectives have not ended, each with the number of the one that ended last.
+    """Return the number of the collective that ended last, for each group in which a later one has not ended.
 
-    A group is named by the recorder that has it and the number that the recorder gives it.
+    The key of a group is the name of its flight recorder and the number that the recorder gives the group.
     """
     return {
         f"{name}/{group}": status["last_completed_collective"]
-        for name in _DUMPS
-        if hasattr(_distributed_c10d, name)
-        for group, status in _recording(name, includeCollectives=False).get("pg_status", {}).items()
+        for name, recording in _recordings(includeCollectives=False).items()
+        for group, status in recording.get("pg_status", {}).items()
         if status["last_completed_collective"] != status["last_enqueued_collective"]
     }
 
@@ -306,16 +309,13 @@ class CollectiveInFlight:
 
 
 def collectives_in_flight() -> dict[str, CollectiveInFlight]:
-    """Return the oldest collective that has not ended of each group, by the group's name in
+    """Return the oldest collective that has not ended of each group, by the group's key in
     `unfinished_groups`. Takes some tens of ms, because torch writes all entries as JSON."""
     world: Any = dist.group.WORLD
     default = distributed_c10d._world.pg_names.get(world)
     oldest: dict[str, CollectiveInFlight] = {}
-    for name in _DUMPS:
-        entries = (
-            _recording(name, onlyActive=True).get("entries", ()) if hasattr(_distributed_c10d, name) else ()
-        )
-        for entry in entries:
+    for name, recording in _recordings(onlyActive=True).items():
+        for entry in recording.get("entries", ()):
             # gloo's collectives stay 'scheduled'.
             if not entry["retired"] and entry["state"] != "completed":
                 group, _ = entry["process_group"]
@@ -332,18 +332,20 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
     return oldest
 
 
-def _recording(dump: str, **options: bool) -> dict[str, Any]:
-    """Return the content of one of torch's flight recorders, which the function named `dump` gives as
-    JSON."""
-    recording: dict[str, Any] = json.loads(getattr(_distributed_c10d, dump)(**options))
-    return recording
+def _recordings(**options: bool) -> dict[str, dict[str, Any]]:
+    """Return the content of each of torch's flight recorders, by the name of the function that dumps it."""
+    return {
+        name: json.loads(getattr(_distributed_c10d, name)(**options))
+        for name in _DUMPS
+        if hasattr(_distributed_c10d, name)
+    }
 
 
 def abort_nccl(groups: Sequence[Any]) -> None:
     """End the collectives of groups on GPUs. Groups without such a backend are left alone.
 
     An abort may wait for all that runs on the GPU, and so for ever for the kernel of another group. NCCL 2.22
-    and later aborts together what stands between a start and an end
+    and later aborts all communicators together whose aborts stand between ncclGroupStart and ncclGroupEnd
     (https://github.com/pytorch/pytorch/issues/119797).
     """
     backends = []
@@ -352,18 +354,18 @@ def abort_nccl(groups: Sequence[Any]) -> None:
             backends.append(group._get_backend(torch.device("cuda")))
     backends = [backend for backend in backends if hasattr(backend, "abort")]
     # ncclGroupStart and ncclGroupEnd belong to no communicator, so any one of the backends can call them.
-    together = [backend for backend in backends if hasattr(backend, "_group_start")][:1]
-    if len(backends) > 1 and together and torch.cuda.nccl.version() >= _ABORTS_TOGETHER:
-        together[0]._group_start()
-    else:
-        together = []
+    starter = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
+    if len(backends) == 1 or (starter is not None and torch.cuda.nccl.version() < _ABORTS_TOGETHER):
+        starter = None
+    if starter is not None:
+        starter._group_start()
     try:
         for backend in backends:
             with suppress(RuntimeError):
                 backend.abort()
     finally:
-        if together:
-            together[0]._group_end()
+        if starter is not None:
+            starter._group_end()
 
 
 def compares_collectives() -> bool:
@@ -391,17 +393,17 @@ def flight_recording() -> bytes | None:
     A build with NCCL has two recorders, one for NCCL and one for all other backends, and the groups of a rank
     may be in both.
     """
-    recordings = [_recording(name) for name in _DUMPS if hasattr(_distributed_c10d, name)]
+    recordings = list(_recordings().values())
     if not recordings:
         return None
-    # Each entry once, should two functions give the same recorder's.
+    # Each entry once, should both functions dump the same recorder.
     entries = {json.dumps(entry): entry for recording in recordings for entry in recording.get("entries", ())}
     together = {key: value for recording in reversed(recordings) for key, value in recording.items()}
     together["entries"] = sorted(entries.values(), key=lambda entry: int(entry.get("time_created_ns", 0)))
     return json.dumps(together).encode()
 
 
-def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     """Return the root mesh that a DeviceMesh was sliced from; None for a mesh that was not sliced, and where
     this version of torch cannot say."""
     if hasattr(mesh, "_get_root_mesh"):
@@ -409,8 +411,7 @@ def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
     elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
         root = resources.get_root_mesh(mesh)
     else:
-        # A line that makes the part from its own ranks is as good, and better than a group that is not formed
-        # again.
+        # The mesh counts as one that was not sliced, so that it is made again by itself.
         return None
     assert isinstance(root, DeviceMesh)
     return None if root is mesh or root == mesh else root
@@ -444,14 +445,14 @@ def reset_sharded(module: nn.Module) -> None:
         return
     for part in state._state_ctx.all_states:
         for group in part._fsdp_param_groups:
-            # FSDP would wait for what it gathers, in a group that has ended.
+            # FSDP would wait for the result of an all_gather in a group that has ended.
             group._all_gather_result = None
     module.reset_iter_state()  # type: ignore[operator]
 
 
 def forget_layouts() -> None:
-    """Clear DTensor's cache of sharding decisions, which holds the mesh of the first operands: an equal mesh
-    that was made later would be replaced by one whose groups have ended.
+    """Clear DTensor's cache of sharding decisions. It has the mesh of the first operands, whose groups may
+    have ended, and would return that mesh for operands on a later, equal mesh.
 
     Nothing happens where this version of torch has no function for that.
     """
@@ -466,8 +467,8 @@ FSDP_MODULE = "torch.distributed.fsdp", "FSDPModule"
 
 
 def if_imported(module: str, name: str) -> tuple[type, ...]:
-    """Return a class of torch, to be compared with those of objects; none if nobody has imported its module,
-    because then there is no such object."""
+    """Return a class of torch for `isinstance`, in a tuple that is empty if no code has imported the class's
+    module: then there is no object of the class."""
     return (getattr(sys.modules[module], name),) if module in sys.modules else ()
 
 
@@ -494,7 +495,7 @@ class Sharding:
     """The object with its other settings; None without parameters."""
 
 
-def sharding_of(module: nn.Module) -> Sharding | None:
+def fsdp_sharding(module: nn.Module) -> Sharding | None:
     """Return how `fully_shard` shards a module, from FSDP's private state, so that the module can be sharded
     again; None where it was given several modules at once, several meshes or a part of a larger mesh, or was
     only replicated."""

@@ -1,10 +1,10 @@
 """The settings that torch keeps for a whole process or thread, and how a run gets its own.
 
-A cell may change torch's default dtype or device, switch gradients off, or leave an autocast open. What the
-person's later cells compute then is what they asked for. A run is different: `run.toml` says how it computes,
-and a rank that replaces a dead one has none of these settings. So a run begins with the settings that the
-process had before its first cell, and the cells' settings are restored afterwards. The process group is
-formed under the initial settings, too.
+A cell may change torch's default dtype or device, switch gradients off, or leave an autocast open. Later
+cells then compute with these settings, as the person intends. A run is different: `run.toml` determines how
+it computes, and a rank that replaces a dead one has none of the cells' settings. So a run begins with the
+settings that the process had before its first cell, and the cells' settings are restored afterwards. The
+process group is formed under the initial settings, too.
 
 `precision.py` changes a run's settings within these. Some settings can only be read through private names of
 torch.
@@ -59,7 +59,7 @@ def _autocast(device_type: str) -> dict[str, _Setting]:
 
 
 def _autocast_depth() -> int:
-    """Return the number of autocast contexts that are open. torch tells it only when the number is changed,
+    """Return the number of autocast contexts that are open. torch returns the number only when it changes it,
     so it is raised by one and lowered again."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
@@ -67,8 +67,8 @@ def _autocast_depth() -> int:
 
 
 def _set_autocast_depth(depth: int) -> None:
-    """Set the depth of autocast: the cached copies of weights are dropped only at the end of the outermost
-    autocast."""
+    """Set the number of open autocast contexts: torch drops its cached copies of weights at the end of the
+    outermost one only."""
     now = _autocast_depth()
     while now < depth:
         now = torch.autocast_increment_nesting()
@@ -77,17 +77,14 @@ def _set_autocast_depth(depth: int) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Return whether this thread flushes denormal numbers to 0: torch has no function that tells, so the
+    """Return whether this thread flushes denormal numbers to 0. torch has no function for this, so the
     smallest normal number is halved."""
     return sys.float_info.min / 2 == 0.0
 
 
-def _if_it_can_be_read(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap a getter to return None where torch refuses to answer because a `fp32_precision` contradicts the
-    older setting.
-
-    The `fp32_precision` counts then.
-    """
+def _none_if_refused(get: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap the getter of an older setting to return None where torch raises because a `fp32_precision`
+    contradicts this setting. The `fp32_precision` counts then."""
 
     def value() -> Any:
         try:
@@ -99,12 +96,12 @@ def _if_it_can_be_read(get: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _fp32_precisions() -> tuple[str, ...]:
-    return tuple(torch._C._get_fp32_precision_getter(*of) for of in _FP32_PRECISIONS)
+    return tuple(torch._C._get_fp32_precision_getter(*operation) for operation in _FP32_PRECISIONS)
 
 
 def _set_fp32_precisions(precisions: tuple[str, ...]) -> None:
-    for of, precision in zip(_FP32_PRECISIONS, precisions, strict=True):
-        torch._C._set_fp32_precision_setter(*of, precision)
+    for operation, precision in zip(_FP32_PRECISIONS, precisions, strict=True):
+        torch._C._set_fp32_precision_setter(*operation, precision)
 
 
 _may_use_onednn = True
@@ -149,10 +146,10 @@ _SETTINGS: dict[str, _Setting] = {
     "plain attention": _Setting(cuda.math_sdp_enabled, cuda.enable_math_sdp),
     "cudnn's attention": _Setting(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     "precision of matmul": _Setting(
-        _if_it_can_be_read(torch.get_float32_matmul_precision), torch.set_float32_matmul_precision
+        _none_if_refused(torch.get_float32_matmul_precision), torch.set_float32_matmul_precision
     ),
     "cudnn.allow_tf32": _Setting(
-        _if_it_can_be_read(lambda: cudnn.allow_tf32), lambda allowed: setattr(cudnn, "allow_tf32", allowed)
+        _none_if_refused(lambda: cudnn.allow_tf32), lambda allowed: setattr(cudnn, "allow_tf32", allowed)
     ),
 }
 """The settings by name, in the order in which they are set."""
@@ -169,7 +166,7 @@ def _read() -> dict[str, Any]:
 def _write(values: Mapping[str, Any]) -> None:
     """Set the settings that differ from these values."""
     for name, setting in _SETTINGS.items():
-        # A getter that could not answer gave None (`_if_it_can_be_read`).
+        # A getter that could not answer gave None (`_none_if_refused`).
         if values[name] is not None and setting.get() != values[name]:
             setting.set(values[name])
 

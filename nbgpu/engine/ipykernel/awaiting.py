@@ -33,8 +33,9 @@ def may_await(code: str) -> bool:
     return "await" in code or "async" in code
 
 
-def _to_be_awaited(shell: Any, code: str) -> str | None:
-    """Return the code without IPython's syntax if it contains an `await`; None for any other cell."""
+def _transform_awaiting(shell: Any, code: str) -> str | None:
+    """Return a cell's code, with IPython's syntax turned into Python's, if the cell contains an `await`; None
+    for any other cell."""
     if not may_await(code):
         return None
     try:
@@ -58,7 +59,7 @@ async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
         store_history: whether the cell gets a place in the history.
     """
     global _cell, _was_interrupted
-    transformed = _to_be_awaited(shell, code)
+    transformed = _transform_awaiting(shell, code)
     if transformed is None:
         return None
     shell._last_traceback, shell._last_traceback_during_displayhook = None, False
@@ -107,15 +108,16 @@ def frames() -> list[FrameType]:
     The frames of a suspended coroutine are on no thread's stack; each coroutine refers to the one that it
     awaits.
     """
-    found: list[FrameType] = []
+    suspended: list[FrameType] = []
     coroutine: Any = _cell.get_coro() if _cell is not None else None
     while (frame := _attribute(coroutine, "cr_frame", "gi_frame", "ag_frame")) is not None:
-        found.append(frame)
+        suspended.append(frame)
         coroutine = _attribute(coroutine, "cr_await", "gi_yieldfrom", "ag_await")
-    return found if len(found) > 1 else []
+    # A single frame belongs to a cell that has not begun, or is running.
+    return suspended if len(suspended) > 1 else []
 
 
-def _attribute(of: Any, *names: str) -> Any:
-    """Return the first of these attributes that the object has: coroutines, generators and asynchronous
+def _attribute(coroutine: Any, *names: str) -> Any:
+    """Return the first of these attributes that an object has: coroutines, generators and asynchronous
     generators name their frame differently."""
-    return next((getattr(of, name) for name in names if hasattr(of, name)), None)
+    return next((getattr(coroutine, name) for name in names if hasattr(coroutine, name)), None)

@@ -1,8 +1,8 @@
 """`clear_output` on a rank: removes this rank's displays, and leaves those of the other ranks in the same
 cell.
 
-A page can only clear a cell as a whole. So displays after the first `clear_output` of a cell get an id, with
-which they are emptied or replaced by the next display.
+A page can only clear a cell as a whole. So displays after the first `clear_output` of a cell get an id, by
+which a later message empties or replaces them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from uuid import uuid4
 
 def clear_only_own_displays(shell: Any) -> None:
     """Make `clear_output` on this rank clear only the rank's own displays."""
-    own = _Displays(shell.display_pub)
-    shell.display_pub.publish = own.publish
-    shell.display_pub.clear_output = own.clear
-    shell.events.register("pre_run_cell", lambda _: own.begin())
+    displays = _Displays(shell.display_pub)
+    shell.display_pub.publish = displays.publish
+    shell.display_pub.clear_output = displays.clear
+    shell.events.register("pre_run_cell", lambda _: displays.begin())
 
 
 class _Displays:
@@ -54,7 +54,7 @@ class _Displays:
         transient = dict(transient or {})
         own_id = transient.get("display_id")
         if update:
-            # The page knows the display under the id of the older one whose place it has taken.
+            # In the page the display has the id of the older one whose place it has taken.
             transient["display_id"] = self._in_place_of.get(own_id, own_id)
         elif self._clears:
             place = next(iter(self._stale), None)
@@ -79,8 +79,8 @@ class _Displays:
         self._stale += [shown for shown in self._shown if shown not in self._stale]
         self._shown = []
         if not wait:
+            # The emptied displays stay stale, so that the next display takes the place of one of them.
             self._empty(self._stale)
-            # The emptied displays stay, and can be used again.
 
     def _empty(self, displays: list[str]) -> None:
         """Update displays to show nothing: Jupyter has no message that removes a single display."""

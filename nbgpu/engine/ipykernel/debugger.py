@@ -22,7 +22,7 @@ class _Debugger(debugger.InterruptiblePdb):
         self._stopped = False
 
     def cmdloop(self, intro: Any = None) -> Any:
-        """Read the person's commands, and note if Stop ends this: the base class catches the
+        """Read the person's commands, and record whether Stop ends them: the caller catches the
         KeyboardInterrupt."""
         try:
             return super().cmdloop(intro)  # type: ignore[no-untyped-call]

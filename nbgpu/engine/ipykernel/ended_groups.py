@@ -20,16 +20,17 @@ _CUT = ("Socket closed", "Connection closed by peer")
 
 _SENTENCE = "this belonged to a process group that has ended; make it again"
 _noted: dict[str, tuple[ref[Any], str]] = {}
-"""By name: a variable whose group has ended, and the line that makes it again."""
+"""The value of each variable whose group has ended, and the line that makes the variable again, by its
+name."""
 
 
 def note(name: str, value: Any, line: str) -> None:
     """Note a variable whose group has ended.
 
     Args:
-        name: the variable's.
-        value: the variable's.
-        line: the line that makes it again.
+        name: the variable's name.
+        value: the variable's value.
+        line: the line that makes the variable again.
     """
     _noted[name] = ref(value), line
 
@@ -54,14 +55,10 @@ def about(error: BaseException) -> str:
         # The names that the code of a frame uses: globals and attributes, local variables, and those of outer
         # functions.
         for name in (*code.co_names, *code.co_varnames, *code.co_freevars):
-            value, line = _noted.get(name, (None, ""))
-            if value is not None and value() is not None and value() is _seen_from(frame, name):
+            reference, line = _noted.get(name, (lambda: None, ""))
+            seen = frame.f_locals.get(name, frame.f_globals.get(name))
+            if seen is not None and seen is reference():
                 lines[line] = None
     if lines:
         return f"{_SENTENCE}: {'; '.join(lines)}"
     return _SENTENCE if is_certain else ""
-
-
-def _seen_from(frame: Any, name: str) -> Any:
-    """Return the value of a variable as the code of a frame sees it."""
-    return frame.f_locals.get(name, frame.f_globals.get(name))

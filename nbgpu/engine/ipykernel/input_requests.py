@@ -1,8 +1,8 @@
 """`input()` on a rank: the notebook asks the person, and the answer comes back to this rank.
 
-In ipyparallel an engine cannot ask a person. The notebook, or on another host the host's engine in its stead,
-listens in the cluster's private folder, and the notebook says with each cell whether somebody can answer.
-"""
+In ipyparallel an engine cannot ask a person. So a rank sends its question to a socket in the cluster's
+private folder. There the notebook listens, or on another host the host's engine in its stead. The options of
+each cell say whether a person can answer."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     sys.stdout.flush()
     sys.stderr.flush()
     if not are_answered:
-        raise _nobody(question.rank)
-    # The number of the question goes through the same socket as printed text. So the notebook knows when it
-    # has all text that was printed before, and asks only then.
+        raise _nobody_error()
+    # The number of the question goes through the same socket as printed text. So the notebook knows when all
+    # text that was printed before has arrived, and shows the question only then.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             with short_path(_folder) as short:
                 connection.connect(str(short / Question.SOCKET))
         except OSError:
-            raise _nobody(question.rank) from None
+            raise _nobody_error() from None
         connection.sendall(json.dumps(asdict(question)).encode() + b"\n")
         with connection.makefile("rb") as answers:
             line = answers.readline()
@@ -83,7 +83,7 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     return answer
 
 
-def _nobody(rank: int) -> StdinNotImplementedError:
+def _nobody_error() -> StdinNotImplementedError:
     return StdinNotImplementedError(
-        f"rank {rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
+        f"rank {_rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
     )

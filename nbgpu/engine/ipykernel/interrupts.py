@@ -1,4 +1,4 @@
-"""SIGINT interrupts the person's code, and no other code of the engine.
+"""The handler of SIGINT, which interrupts the person's code and no other code of the engine.
 
 ipykernel lets SIGINT raise KeyboardInterrupt anywhere between the arrival of a request and its reply. A
 SIGINT before the first or after the last line of the cell then ends the request without a reply, and the
@@ -39,13 +39,14 @@ _signal = import_module("_signal")
 def install() -> None:
     """Let interrupts end the children that code on the rank forks. The rank's own handler of SIGINT is set
     before each request."""
-    os.register_at_fork(after_in_child=_leave)
+    os.register_at_fork(after_in_child=_restore_in_child)
 
 
-def take_back() -> None:
+def restore_handler() -> None:
     """Install the handler of SIGINT before a request. Call on the main thread.
 
-    It is set each time, because a handler that was set in C, as by faulthandler, cannot be seen.
+    The handler is set each time, because one that was set in C since then, as by faulthandler, cannot be
+    detected.
     """
     global _unheeded
     _unheeded = ""
@@ -53,7 +54,7 @@ def take_back() -> None:
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
-def is_taken() -> bool:
+def is_handler_replaced() -> bool:
     """Return whether the person's code has replaced the handler of SIGINT in this request, or blocked
     SIGINT."""
     return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
@@ -61,7 +62,7 @@ def is_taken() -> bool:
     )
 
 
-def _leave() -> None:
+def _restore_in_child() -> None:
     """Let an interrupt raise anywhere in a child that code on the rank has forked, as in an ordinary
     process."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
@@ -69,8 +70,8 @@ def _leave() -> None:
 
 
 def unheeded() -> Unheeded:
-    """Return why interrupts do not end the main thread's work, if that is known; empty if it is not. Call on
-    any thread."""
+    """Return the reason why interrupts do not end the main thread's work; empty if no reason is known. Call
+    on any thread."""
     # Another thread has its own signal mask, so that only the handler is looked at.
     if _signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
@@ -83,7 +84,7 @@ _interrupted = False
 """Whether an interrupt has cut something off since the last request."""
 
 
-def tidy_up() -> None:
+def finish_request() -> None:
     """Clean up after a request: a cell, or a call of the client such as the search for a batch size."""
     global _interrupted
     if _interrupted:
@@ -131,8 +132,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 def _interruption() -> BaseException:
-    """Return the error to raise in the person's code: KeyboardInterrupt, or where the interrupt comes from
-    the clock of the collectives, its error."""
+    """Return the error to raise in the person's code: KeyboardInterrupt, or the error about a late collective
+    if its watchdog has sent the interrupt."""
     return collective_timeout.take_error() or KeyboardInterrupt()
 
 
@@ -155,8 +156,9 @@ def _is_in_import_of_torch(frame: FrameType | None) -> bool:
 def forget_half_imported() -> None:
     """Remove the modules of packages whose import was interrupted.
 
-    Python removes only the package itself. The next import of the package finds its modules in place and
-    never makes them its attributes: "module 'sympy' has no attribute 'core'", for the rest of the process.
+    Python removes only the package itself. The next import of the package finds its modules in `sys.modules`
+    and does not make them attributes of the package: "module 'sympy' has no attribute 'core'", for the rest
+    of the process.
     """
     for name in sorted(sys.modules):  # a package before its modules
         package = name.rpartition(".")[0]

@@ -22,8 +22,8 @@ def keep(error: BaseException) -> None:
 
 
 def make_last(error: BaseException | None = None) -> None:
-    """Make an error Python's last error; without one the kept error, which later errors, such as those in the
-    debugger, replaced."""
+    """Make an error Python's last error (`sys.last_value`); with None the kept error, which errors in the
+    debugger may have replaced."""
     if error is None and _kept is not None:
         _, error = _kept
     if error is not None:

@@ -46,11 +46,11 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._outputs = None if are_plain() else OutputCounter(self.session)
-        """None where cells take no short cuts."""
+        """None if the short cuts of cells are switched off (`protocol/short_cuts.py`)."""
 
     def _publish_status(self, status: str, channel: str, *rest: Any, **options: Any) -> None:
-        """Publish a kernel's status, but for 'busy', which nobody needs, and for 'idle' after a reply that
-        gives the number of outputs: the client then knows when the last one has arrived."""
+        """Publish a kernel's status, except for 'busy', which nobody needs, and for 'idle' after a reply that
+        gives the number of outputs: with this number the client knows when the last one has arrived."""
         is_needless = self._outputs is not None and (
             status == "busy" or (channel == "shell" and self._outputs.is_counting(self.get_parent("shell")))
         )
@@ -60,8 +60,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
     def pre_handler_hook(self) -> None:
         """Restore the rank's signal handlers before each request; ipykernel sets its own handler of SIGINT
         here."""
-        interrupts.take_back()
-        stacks.take_signal_back()
+        interrupts.restore_handler()
+        stacks.restore_signal()
         straggler.begin()
 
     def init_metadata(self, parent: Any) -> Any:
@@ -84,11 +84,11 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         *rest: Any,
         **options: Any,
     ) -> dict[str, Any]:
-        """Run a cell and return the answer.
+        """Run a cell and return the content of the reply.
 
-        ipykernel's `do_execute` takes as long as an empty cell itself: it transforms the cell's syntax to
-        find out whether the cell has to be awaited, and once more to run it, and it looks up parameters that
-        never change.
+        ipykernel's own `do_execute` takes as long as an empty cell: it transforms the cell's syntax to find
+        out whether the cell has to be awaited, and once more to run it, and it looks up parameters that never
+        change.
         """
         pid = os.getpid()
         with with_options(self.get_parent("shell")["metadata"], self.shell):
@@ -117,7 +117,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Complete the metadata of a reply: the number of outputs, and the state that must be repaired before
         the next request."""
         # Text that waits is an output to be counted.
-        streams.send_what_waits()
+        streams.flush_all()
         metadata = super().finish_metadata(parent, metadata, reply_content)
         if self._outputs is not None:
             self._outputs.complete(metadata)
@@ -127,13 +127,13 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _abort_queues(self, *_: Any) -> None:
         """Do not drop the requests that follow a failed cell.
 
-        ipykernel drops what arrives before it has come to rest after an error. The client sends the call that
-        forms the group again, and the next cell, as soon as it has the answer.
+        ipykernel drops the requests that arrive shortly after an error. The client sends the call that forms
+        the group again, and the next cell, as soon as it has the reply.
         """
 
     def post_handler_hook(self) -> None:
-        """Tidy up after an interrupt, and leave the handler of SIGINT."""
-        interrupts.tidy_up()
+        """Clean up after an interrupt. The handler of SIGINT stays, which ipykernel would replace here."""
+        interrupts.finish_request()
 
 
 def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
     tracebacks.full = options.full
     input_requests.are_answered = options.are_answered
     if options.number:
-        _count_on_from(shell, options.number)
+        _set_execution_count(shell, options.number)
     try:
         with _timeline() if options.timeline else nullcontext():
             yield
@@ -198,7 +198,7 @@ def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
         input_requests.are_answered = False
 
 
-def _count_on_from(shell: Any, number: int) -> None:
+def _set_execution_count(shell: Any, number: int) -> None:
     """Set the shell's execution count, and fill the history up to it, because `In[n]` is looked up by
     position."""
     shell.execution_count = number
@@ -234,8 +234,8 @@ class OutputCounter:
         self._send, session.send = session.send, self._send_and_count
 
     def begin(self, request: Any) -> None:
-        """Begin to count the outputs of a request; of a request that is no distributed cell none are
-        counted."""
+        """Begin to count the outputs of a request. The outputs of requests other than distributed cells are
+        not counted."""
         with self._lock:
             self._cell = request["header"]["msg_id"] if CellOptions.METADATA in request["metadata"] else None
             self._num = 0

@@ -1,7 +1,7 @@
-"""The error message of a cell that gets no more memory, and the release of what its functions held.
+"""The error message of a cell that ran out of memory, and the release of its functions' variables.
 
-torch and numpy say how much was asked for. The person needs to know which of their variables hold the rest,
-by name.
+torch and numpy say how much memory the failed operation needed. The person needs the names of the variables
+that hold the rest.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _NUM_VARIABLES_NAMED = 6
 
 
 def explain_failed_cells(shell: Any, device: torch.device) -> None:
-    """After each cell of this shell that got no more memory, explain the error, and free the variables of the
+    """After each cell of this shell that ran out of memory, explain the error, and free the variables of the
     functions that were running.
 
-    The person's variables stay. The rest must be freed here, because a traceback keeps every frame, and a
+    The person's variables stay. The others must be freed here, because a traceback keeps all frames, and a
     frame its tensors.
 
     Args:
@@ -45,8 +45,8 @@ def explain_failed_cells(shell: Any, device: torch.device) -> None:
     """
 
     def give_back(result: Any) -> None:
-        """Replace the error of a cell that got no more memory by one that explains it, and free the variables
-        of the functions that its traceback holds."""
+        """Replace the error of a cell that ran out of memory by one that explains it, and free the variables
+        of the functions in its traceback."""
         error = result.error_in_exec if result is not None else None
         if error is None:
             return
@@ -66,12 +66,14 @@ def explain_failed_cells(shell: Any, device: torch.device) -> None:
 def _explained(
     error: BaseException, rank: int, device: torch.device, variables: Mapping[str, Any]
 ) -> OutOfMemoryError:
-    """Return the error to show for a cell that got no more memory.
+    """Return the error to show for a cell that ran out of memory.
 
     Args:
-        error: what torch, numpy or Python raised, with its traceback: the variables of the functions that
-            were being run count too.
-        variables: the rank's own, by name.
+        error: the error of torch, numpy or Python. The variables of the functions in its traceback are named
+            too.
+        rank: this rank.
+        device: the rank's device.
+        variables: the rank's variables, by name.
     """
     device, asked = refused(error, device)
     usage = Usage.of(device)

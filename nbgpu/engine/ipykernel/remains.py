@@ -1,7 +1,7 @@
 """State that a cell or a call leaves behind and that must be repaired before the next one.
 
-The reply to the client says what must be repaired, which takes no request of its own. The client forms a
-group again that was ended; the engine restores the signal handlers that it needs.
+The metadata of the reply name this state, so that the client needs no further request to learn of it. The
+client forms a group again that was ended; the engine restores the signal handlers that it needs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _note_end_of_cell(result: Any) -> None:
 
 
 def last_cell_failed() -> bool:
-    """Return whether this rank's last cell raised, and the group was not formed again since. A client asks
-    when it attaches."""
+    """Return whether this rank's last cell raised, and the group was not formed again since. A client calls
+    this when it attaches."""
     return _last_cell_failed
 
 
@@ -41,8 +41,8 @@ def forget_failure() -> None:
 def complete(metadata: dict[str, Any]) -> None:
     """Put into the metadata of a reply which state the cell has left behind that must be repaired."""
     group_ended, is_cut_off = group.has_ended(), group.is_cut_off()
-    taken = ["SIGINT"] if interrupts.is_taken() else []
-    if stacks.signal_is_taken():
+    taken = ["SIGINT"] if interrupts.is_handler_replaced() else []
+    if stacks.is_signal_replaced():
         taken.append(stacks.STACK_SIGNAL.name)
     if group_ended or is_cut_off or taken:
         metadata[Remains.METADATA] = asdict(Remains(group_ended, is_cut_off, tuple(taken)))

@@ -1,8 +1,8 @@
-"""Lines of scripts for torchrun that fail in a cell, and what takes their place.
+"""Advice about lines of scripts for torchrun that fail in a cell.
 
-In a script each process forms the group, picks its GPU and may start the other processes. In a notebook the
-ranks are there with all of that before the first cell. Errors that come from such lines get a sentence; any
-other error gets none.
+In a script each process forms the group, picks its GPU and may start the other processes. In a notebook all
+of this is done before the first cell. A sentence about what to write instead is added to errors that come
+from such lines, and to no others.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _NO_SUCH_GPU = (
 _PUTS_ON_A_DEVICE = re.compile(r"\.to\(|\.cuda\(|device")
 _SPAWNS = "torch/multiprocessing/spawn.py"
 _NOTEBOOK_LAUNCHER = "accelerate/launchers.py"
+_ENDED = (
+    "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
+)
 _CALL_IT = "call the function itself, without notebook_launcher"
 _BY_DDP = "pass devices=world_size and strategy='ddp'"
 _LAUNCHERS: Mapping[str, str] = {
@@ -48,7 +51,7 @@ _LAUNCHERS: Mapping[str, str] = {
 """Packages that start the processes of a group from a notebook, and what to write in a cell instead."""
 
 _started: weakref.WeakKeyDictionary[BaseProcess, str] = weakref.WeakKeyDictionary()
-"""The processes that begin with an empty interpreter and are to call a function of a cell, with its name."""
+"""The name of the cell's function that a process with an empty interpreter is to call, by the process."""
 
 
 _device = ""
@@ -68,7 +71,7 @@ def install(shell: Any, device: str) -> None:
     for kind in (SpawnProcess, ForkServerProcess):
         kind.__init__ = _noting(kind.__init__)  # type: ignore[method-assign]
     multiprocessing.start_processes = _refusing_launchers(start_processes)  # type: ignore[attr-defined]
-    shell.events.register("post_run_cell", _say_what_could_not_begin)
+    shell.events.register("post_run_cell", _print_failed_processes)
 
 
 def advice(error: BaseException, traceback: TracebackType | None) -> str:
@@ -87,9 +90,9 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
                 "with `rank` and `world_size`."
             )
         if group.has_ended():
-            return _ended()
+            return _ENDED
     if "Default process group has not been initialized" in message and group.has_ended():
-        return _ended()
+        return _ENDED
     if any(code.co_filename.endswith(_SPAWNS) for code in codes(traceback)):
         return _about_spawned(message)
     if any(code.co_filename.endswith(_NOTEBOOK_LAUNCHER) for code in codes(traceback)):
@@ -104,14 +107,9 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
     if "device_ids and output_device arguments only work with" in message:
         return "Leave device_ids out: DistributedDataParallel takes the device on which the model is."
     if any(text in message for text in _NO_SUCH_GPU) and _PUTS_ON_A_DEVICE.search(_own_lines(traceback)):
-        has = "has no GPU" if _device == "cpu" else f"has the GPU {_device}"
-        return f"This rank {has}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
+        owned = "no GPU" if _device == "cpu" else f"the GPU {_device}"
+        return f"This rank has {owned}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
     return ""
-
-
-def _ended() -> str:
-    """Return the sentence for a group that the cell itself has ended."""
-    return "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
 
 
 def _about_spawned(message: str) -> str:
@@ -129,11 +127,11 @@ def _about_spawned(message: str) -> str:
 def _own_lines(traceback: TracebackType | None) -> str:
     """Return the innermost lines of the person's own code in a traceback, as text; empty if there are
     none."""
-    own = [line for line in extract_tb(traceback) if not is_library(line.filename)]
-    if not own or (first := own[-1].lineno) is None:
+    entries = [entry for entry in extract_tb(traceback) if not is_library(entry.filename)]
+    if not entries or (first := entries[-1].lineno) is None:
         return ""
-    last = own[-1].end_lineno or first
-    return "".join(linecache.getline(own[-1].filename, number) for number in range(first, last + 1))
+    last = entries[-1].end_lineno or first
+    return "".join(linecache.getline(entries[-1].filename, number) for number in range(first, last + 1))
 
 
 def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,8 +185,8 @@ def _exit_code(process: BaseProcess) -> int | None:
         return 0
 
 
-def _say_what_could_not_begin(_: Any) -> None:
-    """Print a hint for recorded processes that have ended with an error: they print their own tracebacks
+def _print_failed_processes(_: Any) -> None:
+    """Print a hint about recorded processes that have ended with an error: they print their own tracebacks
     elsewhere, and the cell may have succeeded."""
     if not _started:
         return

@@ -1,8 +1,8 @@
-"""Reports the position of this rank's main thread without its help.
+"""Reports what this rank's main thread is doing, without the main thread's help.
 
-A thread reads the main thread's Python frames and replies on a socket in the cluster's private folder. It
-needs the GIL, which a collective releases while it waits. A rank that does not reply is in C code that holds
-the GIL.
+A thread reads the main thread's Python frames and replies on a socket in the cluster's private folder. This
+thread needs the GIL, which a collective releases while it waits. A rank that does not reply is in C code that
+holds the GIL.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import import_module
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+import torch.distributed as dist
+
 from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library, is_ours
-from nbgpu.engine.group import activity
+from nbgpu.engine.group import activity, ddp_objects, simulated_link, sockets, torch_private
 from nbgpu.engine.ipykernel import awaiting, interrupts
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import MainThreadState
@@ -38,7 +40,7 @@ _log = logging.getLogger("nbgpu.engine")
 _RUNS_A_LOOP = "nbgpu/engine/training/loop.py", "run"
 _DDP = "torch/nn/parallel/distributed.py"
 _HOLDS_BACK = "nbgpu/engine/group/simulated_queue.py"
-"""Where a rank waits for a collective that a simulated link holds back."""
+"""The module in which a rank waits for a collective that a simulated link holds back."""
 _MAX_SOURCE_CHARS = 80
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -50,7 +52,7 @@ _signal = import_module("_signal")
 _stack_file: TextIO | None = None
 
 
-def answer_from(folder: Path) -> None:
+def start_answering(folder: Path) -> None:
     """Start the thread that replies to every process that may enter the folder. Call on the main thread.
 
     STACK_SIGNAL writes the main thread's stack into a file there, which works even while C code holds the
@@ -59,28 +61,28 @@ def answer_from(folder: Path) -> None:
     """
     global _stack_file  # it stays open
     _stack_file = (folder / MainThreadState.stack_name(os.getpid())).open("w")
-    take_signal_back()
+    restore_signal()
     listener = socket.socket(socket.AF_UNIX)
     with short_path(folder) as short:
         listener.bind(str(short / MainThreadState.socket_name(os.getpid())))
     listener.listen()
-    os.register_at_fork(after_in_child=lambda: _leave(listener))
+    os.register_at_fork(after_in_child=lambda: _release_in_child(listener))
     threading.Thread(target=_answer, args=(listener,), name="nbgpu-stacks", daemon=True).start()
 
 
-def signal_is_taken() -> bool:
-    """Return whether other code has set a handler for STACK_SIGNAL through Python; one that was set in C is
-    not seen."""
+def is_signal_replaced() -> bool:
+    """Return whether other code has set a handler for STACK_SIGNAL through Python. A handler that was set in
+    C cannot be detected."""
     return _signal.getsignal(STACK_SIGNAL) is not _ignore
 
 
-def take_signal_back() -> None:
+def restore_signal() -> None:
     """Make STACK_SIGNAL write the stack again, whatever other code did with the signal.
 
     Call on the main thread.
     """
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
-    if signal_is_taken():
+    if is_signal_replaced():
         # faulthandler does not notice that another handler replaced its own, until its own is unregistered.
         # It then restores the handler set here, so that the signal ends the process at no moment.
         _signal.signal(STACK_SIGNAL, _ignore)
@@ -93,11 +95,11 @@ def _ignore(*_: Any) -> None:
     pass
 
 
-def _leave(listener: socket.socket) -> None:
-    """Release the socket and the signal in a child that code on the rank has forked, which has no thread to
-    reply."""
+def _release_in_child(listener: socket.socket) -> None:
+    """Release the socket and the signal in a child that code on the rank has forked: the child has no thread
+    that replies."""
     listener.close()
-    if not signal_is_taken():
+    if not is_signal_replaced():
         faulthandler.unregister(STACK_SIGNAL)
         signal.signal(STACK_SIGNAL, signal.SIG_DFL)
 
@@ -128,35 +130,31 @@ def find() -> MainThreadState:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()  # the outermost first
-    held = [index for index, each in enumerate(frames) if each.f_code.co_filename.endswith(_HOLDS_BACK)]
-    # Without a simulated link the rank would wait in the function that was called, in C++.
-    frames = frames[: held[0]] if held else frames
+    # A collective that a simulated link holds back waits in Python: leave these frames out, as if it waited
+    # in C++.
+    frames = list(takewhile(lambda frame: not frame.f_code.co_filename.endswith(_HOLDS_BACK), frames))
     if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
         # The event loop is in no cell, but a cell is suspended at an `await`.
         frames = awaited
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _with_link(_in_person_code("cell", frames[first:], main_thread))
-    if (first := _first_below(frames, RUNS_A_CALL)) is not None:
-        return _with_link(_with_activity(_in_call(frames, first, main_thread), main_thread))
-    return MainThreadState("idle")
+    if (first := _first_below(frames, RUNS_A_CALL)) is None:
+        return MainThreadState("idle")
+    # A call of the client: a training run, or other code.
+    if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
+        where = _in_run(frames[in_loop - 1 :], main_thread)
+    else:
+        where = _in_person_code("call", frames[first:], main_thread)
+    return _with_link(_with_activity(where, main_thread))
 
 
 def _with_link(where: MainThreadState) -> MainThreadState:
     """Add the simulated link to the name of a collective, because the rank may wait for the link and not for
     other ranks."""
-    simulated_link = sys.modules.get("nbgpu.engine.group.simulated_link")
-    link = "" if simulated_link is None else simulated_link.in_words()
+    link = simulated_link.in_words()
     if not link or not where.collective:
         return where
     return replace(where, collective=f"{where.collective} over the {link}")
-
-
-def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> MainThreadState:
-    """Return the state in a call of the client: in a training run the position in its loop, else in the
-    person's code."""
-    if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
-        return _in_run(frames[in_loop - 1 :], main_thread)
-    return _in_person_code("call", frames[first:], main_thread)
 
 
 def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
@@ -165,12 +163,17 @@ def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
     busy_with = activity.current()
     if not busy_with:
         return where
-    cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
-    return replace(where, busy_with=busy_with, pulse=f"{where.pulse} {cpu_s:.1f}")
+    return replace(where, busy_with=busy_with, pulse=f"{where.pulse} {_cpu_s(main_thread):.1f}")
 
 
 def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | None:
-    """Return the index of the first frame below the function `caller`."""
+    """Return the index of the first frame that the function `caller` has called, directly below its own; None
+    if it is not among the frames.
+
+    Args:
+        frames: the frames, the outermost first.
+        caller: the function, as in `engine/frames.py`.
+    """
     for index, frame in enumerate(frames[:-1]):
         if is_function(frame, caller):
             return index + 1
@@ -189,14 +192,14 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
         The line of the cell, the source line of the innermost frame of the person's code, and the collective
         in which it waits, if any.
     """
-    own = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
-    if not own:  # such as a call of a library's function, or a run that begins
+    persons = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
+    if not persons:  # such as a call of a library's function, or a run that begins
         return MainThreadState(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
-    cell_file = frames[own[0]].f_code.co_filename
-    in_cell = [index for index in own if frames[index].f_code.co_filename == cell_file]
-    innermost = frames[own[-1]]
-    elsewhere = doing == "call" or own[-1] != in_cell[-1]
-    collective = _collective(frames[own[-1] :])
+    cell_file = frames[persons[0]].f_code.co_filename
+    in_cell = [index for index in persons if frames[index].f_code.co_filename == cell_file]
+    innermost = frames[persons[-1]]
+    elsewhere = doing == "call" or persons[-1] != in_cell[-1]
+    collective = _collective(frames[persons[-1] :])
     return MainThreadState(
         doing,
         line=(frames[in_cell[-1]].f_lineno or 0) if doing == "cell" else 0,
@@ -208,11 +211,12 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
 
 
 def _in_run(frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
-    """Return the position in a run; `frames` begins with the frame of the loop."""
+    """Return the state in a training run; `frames` begins with the frame of the training loop."""
     paths = [frame.f_code.co_filename for frame in frames]
-    ours_or_theirs = [i for i, path in enumerate(paths) if is_ours(path) or not is_library(path)]
-    innermost = frames[ours_or_theirs[-1]]
-    collective = _collective(frames[ours_or_theirs[-1] :])
+    # The innermost frame of nbgpu's or the person's code: libraries' frames below it say little.
+    last = max(i for i, path in enumerate(paths) if is_ours(path) or not is_library(path))
+    innermost = frames[last]
+    collective = _collective(frames[last:])
     return MainThreadState(
         "run",
         source=_source(innermost),
@@ -229,10 +233,8 @@ def _described(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
     # A rank's IPython compiles cells under the second kind of name, the notebook's under the first.
     is_cell = path.parent.name.startswith("ipykernel_") or path.name.startswith("<ipython")
-    return (
-        f"{frame.f_code.co_name}, {'line' if is_cell else f'{path.name} line'} {frame.f_lineno}"
-        f"{' of an earlier cell' if is_cell else ''}"
-    )
+    where = f"line {frame.f_lineno} of an earlier cell" if is_cell else f"{path.name} line {frame.f_lineno}"
+    return f"{frame.f_code.co_name}, {where}"
 
 
 def _source(frame: FrameType) -> str:
@@ -249,7 +251,7 @@ def _collective(frames: Sequence[FrameType]) -> str:
         return _awaited_work(frames[0])
     last_path, last_name = below[-1]
     # Autograd calls DDP's reducer from C++, which leaves no frame of DDP on the stack.
-    if last_name == "_engine_run_backward" and _has_ddp():
+    if last_name == "_engine_run_backward" and ddp_objects.are_there():
         return "DDP backward"
     if "/torch/distributed/" not in last_path and not last_path.endswith(_DDP):
         return ""
@@ -273,27 +275,24 @@ def _awaited_work(frame: FrameType) -> str:
     if called is None:
         return ""
     first, *attributes = called[1].split(".")
-    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    awaited = frame.f_locals.get(first, frame.f_globals.get(first))
     # Looked up in `__dict__`, because a property of the person's object could run any code on this thread.
     for attribute in attributes:
-        found = getattr(found, "__dict__", {}).get(attribute)
-    return f"{called[1]}.wait()" if isinstance(found, sys.modules["torch"].distributed.Work) else ""
-
-
-def _has_ddp() -> bool:
-    ddp_objects = sys.modules.get("nbgpu.engine.group.ddp_objects")
-    return ddp_objects is not None and ddp_objects.are_there()
+        awaited = getattr(awaited, "__dict__", {}).get(attribute)
+    return f"{called[1]}.wait()" if isinstance(awaited, dist.Work) else ""
 
 
 def _pulse(collective: str, main_thread: int) -> str:
     """Return a text that changes with every collective that begins and every byte that arrives: as long as it
     stays the same, the rank stands still."""
-    from nbgpu.engine.group import sockets, torch_private
-
     num_begun = sum(torch_private.num_collectives(group) for group in torch_private.living_groups())
     pulse = f"{num_begun} {sockets.moved_bytes()}"
     if collective == "DDP backward":
         # One function computes gradients and waits for them; only computing takes CPU time.
-        cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main_thread))
-        pulse += f" {cpu_s:.0f}"
+        pulse += f" {_cpu_s(main_thread):.0f}"
     return pulse
+
+
+def _cpu_s(thread: int) -> float:
+    """Return the CPU time of a thread in seconds."""
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))

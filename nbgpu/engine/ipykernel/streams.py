@@ -1,5 +1,5 @@
-"""The rank's own stdout and stderr, for whoever writes to them: threads and tasks that outlive their cell,
-forked children, and a `sys.stdout` that a cell has put in their place."""
+"""The rank's stdout and stderr: they show the text of threads and tasks that outlive their cell and of forked
+children, also while a cell has replaced `sys.stdout`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _children: _ForkedChildren | None = None
 
 
 def install(shell: Any) -> None:
-    """Have the text of forked children published by the rank, and attribute the text of threads without a
+    """Have the rank publish the text of forked children, and attribute the text of threads that outlive their
     cell to the last cell.
 
     Call it after everything else that replaces methods of the streams.
     """
     global _children
-    streams: tuple[Any, Any] = sys.stdout, sys.stderr
-    _children = _ForkedChildren(shell, dict(zip(("stdout", "stderr"), streams, strict=True)))
+    streams: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
+    _children = _ForkedChildren(shell, streams)
     set_parent = shell.set_parent
     # ipykernel 7 can set the parent of the current thread alone. Earlier versions have only set_parent, and
     # there the output of a cell's threads is attributed to the last request of any kind.
@@ -49,10 +49,11 @@ def install(shell: Any) -> None:
         kind = parent["header"]["msg_type"]
         if kind == "apply_request":
             # Only this thread gets the call as its parent, so that threads of the last cell keep theirs. The
-            # client does not read a call's text: it is shown below the last cell, as that of a training run.
+            # client does not read a call's text, such as that of a training run, so the text is shown below
+            # the last cell.
             set_thread_parent(parent)
             if last_cell is not None:
-                for stream in streams:
+                for stream in streams.values():
                     stream.set_parent(last_cell)
             return
         # Only requests that run a cell carry the cell's options.
@@ -63,14 +64,14 @@ def install(shell: Any) -> None:
         set_parent(parent)
         # ipykernel sets the parent of the current sys.stdout and sys.stderr only. A cell may have replaced
         # them.
-        for stream, current in zip(streams, (sys.stdout, sys.stderr), strict=True):
-            if current is not stream:
+        for name, stream in streams.items():
+            if getattr(sys, name) is not stream:
                 stream.set_parent(parent)
 
     shell.set_parent = set_parent_of_streams
 
 
-def send_what_waits() -> None:
+def flush_all() -> None:
     """Send the text that the rank and its forked children have written so far."""
     if _children is not None:
         _children.drain()
@@ -83,7 +84,9 @@ class _Child:
     """The text that has come from a forked child and is not written yet."""
 
     received: bytearray = field(default_factory=bytearray)
-    begun_lines: dict[str, str] = field(default_factory=lambda: {"stdout": "", "stderr": ""})
+    """The beginning of a message."""
+    half_lines: dict[str, str] = field(default_factory=lambda: {"stdout": "", "stderr": ""})
+    """The line without an end of each stream."""
 
 
 class _ForkedChildren:
@@ -115,11 +118,11 @@ class _ForkedChildren:
             stream.write = self._after_children(self._writes[name])
 
     def _after_children(self, write: Callable[[str], Any]) -> Callable[[str], Any]:
-        """Wrap the rank's `write`, so that the text of a child that has printed before, or ended, is written
+        """Wrap the `write` of a stream of the rank, so that text that children have printed before is written
         first."""
 
         def write_after_children(text: str) -> Any:
-            if self._children and self._has_news():
+            if self._children and self._has_unread_text():
                 self.drain()
             return write(text)
 
@@ -161,57 +164,55 @@ class _ForkedChildren:
         self._children.clear()
         lock = threading.RLock()
         for name, stream in self.streams.items():
-            stream.write = _write_to(to_rank, name, lock)
+            stream.write = _child_write(to_rank, name, lock)
             stream.flush = lambda: None
         self._shell.display_pub.publish = _print_plain
 
     # In the rank, on its publishing thread.
 
     def _read(self, from_child: socket.socket) -> None:
-        with self._reading:
-            self._write_what_came(from_child)
-
-    def _write_what_came(self, from_child: socket.socket) -> None:
-        """Receive a message of a child and write the complete lines in it to the rank's streams; a line that
-        has only begun waits `_HALF_LINE_S` for its end. Runs on the publishing thread."""
+        """Receive text of a child and write the complete lines in it to the rank's streams; a line without an
+        end waits `_HALF_LINE_S` for it."""
         if (child := self._children.get(from_child)) is None:
             return
-        try:
-            data = from_child.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        # The child has ended, or has closed its end.
-        if not data:
-            self._write_begun_lines(child)
-            self._thread.io_loop.remove_handler(from_child)
-            del self._children[from_child]
-            from_child.close()
-            return
-        child.received += data
-        if b"\n" not in data:
-            return
-        *messages, child.received = child.received.split(b"\n")
-        for message in messages:
-            name, text = json.loads(message)
-            lines, newline, begun = (child.begun_lines[name] + text).rpartition("\n")
-            child.begun_lines[name] = begun
-            if newline:
-                self._writes[name](lines + newline)
-        if any(child.begun_lines.values()):
-            self._thread.io_loop.call_later(_HALF_LINE_S, self._write_begun_lines, child)
+        with self._reading:
+            try:
+                data = from_child.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            # The child has ended, or has closed its end.
+            if not data:
+                self._write_half_lines(child)
+                self._thread.io_loop.remove_handler(from_child)
+                del self._children[from_child]
+                from_child.close()
+                return
+            child.received += data
+            if b"\n" not in data:
+                return
+            # A message of the child is a line of JSON: the name of a stream, and a text.
+            *messages, child.received = child.received.split(b"\n")
+            for message in messages:
+                name, text = json.loads(message)
+                lines, newline, half_line = (child.half_lines[name] + text).rpartition("\n")
+                child.half_lines[name] = half_line
+                if newline:
+                    self._writes[name](lines + newline)
+            if any(child.half_lines.values()):
+                self._thread.io_loop.call_later(_HALF_LINE_S, self._write_half_lines, child)
 
-    def _write_begun_lines(self, child: _Child) -> None:
-        """Write the lines of a child that have begun and not ended."""
-        for name, begun in child.begun_lines.items():
-            if begun:
-                child.begun_lines[name] = ""
-                self._writes[name](begun)
+    def _write_half_lines(self, child: _Child) -> None:
+        """Write the lines of a child that have no end yet."""
+        for name, half_line in child.half_lines.items():
+            if half_line:
+                child.half_lines[name] = ""
+                self._writes[name](half_line)
 
     # On any other thread of the rank.
 
-    def _has_news(self) -> bool:
+    def _has_unread_text(self) -> bool:
         """Return whether a child has printed text that is not read yet, or has ended."""
         poll = select.poll()
         with self._reading:
@@ -220,8 +221,8 @@ class _ForkedChildren:
             return bool(poll.poll(0))
 
     def drain(self) -> None:
-        """Have the publishing thread write what children have printed so far, and wait for it. On the
-        publishing thread itself it returns at once."""
+        """Have the publishing thread write what children have printed so far, and wait for this. On the
+        publishing thread itself the call returns at once."""
         if not self._children or threading.current_thread() is self._thread.thread:
             return
         is_read = threading.Event()
@@ -229,14 +230,16 @@ class _ForkedChildren:
         def read_all() -> None:
             for from_child, child in list(self._children.items()):
                 self._read(from_child)
-                self._write_begun_lines(child)
+                self._write_half_lines(child)
             is_read.set()
 
         self._thread.schedule(read_all)
         is_read.wait(_DRAIN_PATIENCE_S)
 
 
-def _write_to(to_rank: socket.socket, name: str, lock: AbstractContextManager[bool]) -> Callable[[str], int]:
+def _child_write(
+    to_rank: socket.socket, name: str, lock: AbstractContextManager[bool]
+) -> Callable[[str], int]:
     """Return the `write` of a stream in a forked child."""
 
     def write(text: str) -> int:
@@ -270,42 +273,34 @@ def draw_as_text() -> None:
 
 
 def keep_in_order_with_lines(shell: Any) -> None:
-    """Send a cell's text in the order in which it was written, once the cell has drawn a bar.
+    """Send a cell's text in the order in which it was written, once the cell has drawn a progress bar.
 
     Bars are written to stderr and most lines to stdout. ipykernel buffers each stream's text and sends one
     stream after the other, so that the notebook could not tell whether a line came before the end of a bar or
     after it. For cells without bars the buffering stays, because sending costs more than printing.
     """
-    streams = (sys.stdout, sys.stderr)
-    drawn = _Drawn()
-    shell.events.register("pre_run_cell", drawn.forget)
-    for stream, other in zip(streams, reversed(streams), strict=True):
-        _send_other_first(stream, other, drawn)
+    has_bar = False
 
+    def begin_cell(_: Any) -> None:
+        nonlocal has_bar
+        has_bar = False
 
-class _Drawn:
-    """Whether the running cell has drawn a bar."""
+    def send_other_first(stream: Any, other: Any) -> None:
+        """Wrap a stream's `write`, so that in a cell with a bar the text of the other stream is sent
+        first."""
+        write = stream.write
 
-    def __init__(self) -> None:
-        self.is_there = False
+        def write_in_order(text: str) -> Any:
+            nonlocal has_bar
+            # A progress bar returns to the beginning of its line with a carriage return.
+            has_bar = has_bar or (isinstance(text, str) and "\r" in text)
+            if has_bar:
+                # This sends only if there is text: see nbgpu/engine/ipykernel/kernel.py.
+                other.flush()
+            return write(text)
 
-    def forget(self, _: Any) -> None:
-        """Begin a cell, which has drawn no bar yet."""
-        self.is_there = False
+        stream.write = write_in_order
 
-
-def _send_other_first(stream: Any, other: Any, drawn: _Drawn) -> None:
-    """Wrap a stream's `write`, so that in a cell that has drawn a bar the text of the other stream is sent
-    first."""
-    write = stream.write
-
-    def write_in_order(text: str) -> Any:
-        # A progress bar returns to the beginning of its line with a carriage return.
-        if not drawn.is_there and isinstance(text, str) and "\r" in text:
-            drawn.is_there = True
-        if drawn.is_there:
-            # This sends only if there is text: see nbgpu/engine/ipykernel/kernel.py.
-            other.flush()
-        return write(text)
-
-    stream.write = write_in_order
+    shell.events.register("pre_run_cell", begin_cell)
+    send_other_first(sys.stdout, sys.stderr)
+    send_other_first(sys.stderr, sys.stdout)

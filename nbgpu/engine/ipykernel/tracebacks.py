@@ -63,7 +63,8 @@ def install(shell: Any) -> None:
     rank_pid = os.getpid()
 
     def show_persons_part(*args: Any, **options: Any) -> None:
-        """Show errors of functions that were sent, which ipyparallel would show with its own frames."""
+        """Show the error of a function that the client has sent without ipyparallel's frames, and let IPython
+        show any other error."""
         _, error, traceback = sys.exc_info()
         if isinstance(error, SystemExit) and os.getpid() != rank_pid:
             forked.end_child(error)
@@ -82,7 +83,7 @@ def install(shell: Any) -> None:
 
 
 def _show_unless_a_cell_has_a_handler(shell: Any) -> None:
-    """Show errors by `_show`, except for those for which a cell has set a handler with `set_custom_exc`."""
+    """Have `_show` show errors, except those for which a cell sets a handler with `set_custom_exc`."""
     kinds = (Exception, KeyboardInterrupt, CancelledError)
     set_custom_exc = shell.set_custom_exc
     set_custom_exc(kinds, _show)
@@ -92,10 +93,10 @@ def _show_unless_a_cell_has_a_handler(shell: Any) -> None:
         others."""
 
         def handle(shell: Any, kind: type[BaseException], *args: Any, **options: Any) -> Any:
-            by = handler if issubclass(kind, of_the_cell) else _show
-            return by(shell, kind, *args, **options)
+            chosen = handler if issubclass(kind, of_the_cell) else _show
+            return chosen(shell, kind, *args, **options)
 
-        # IPython has room for one handler, so that of the cell is called by ours.
+        # IPython has room for one handler, so this one calls the cell's.
         is_removed = handler is None or of_the_cell == ()
         set_custom_exc(kinds if is_removed else (*kinds, *of_the_cell), _show if is_removed else handle)
 
@@ -149,9 +150,9 @@ def _presentable(error: BaseException) -> BaseException:
         if message := ended_groups.about(error):
             return RuntimeError(message).with_traceback(error.__traceback__)
     except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises
-        like_it: type[Exception] = type(type(error).__name__, (Exception,), {})
+        stand_in: type[Exception] = type(type(error).__name__, (Exception,), {})
         message = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"
-        return like_it(message).with_traceback(error.__traceback__)
+        return stand_in(message).with_traceback(error.__traceback__)
     return error
 
 
@@ -178,13 +179,13 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
 
     The frames of libraries are emptied, so that the error keeps none of their variables alive.
     """
-    own, num_left_out = _part_to_show(traceback, full and is_cell)
+    shown_part, num_left_out = _part_to_show(traceback, full and is_cell)
     # Before the frames are emptied: the advice reads their variables.
     advice = dev_shm.advice() if dev_shm.is_full(error) else script_lines.advice(error, traceback)
     collective = called_collective(codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
-    error.__traceback__ = own
+    error.__traceback__ = shown_part
     for cause in islice(chain_of(error), 1, None):
         empty_library_frames(cause.__traceback__)
         cause.__traceback__, _ = _part_to_show(cause.__traceback__, full and is_cell)
@@ -192,26 +193,23 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
     lines: list[str]
     if isinstance(error, SyntaxError):
         # A SyntaxError of the cell itself comes from no line of the person's code: it has its own line.
-        entries = [entry for entry in extract_tb(own) if not is_library(entry.filename)]
+        entries = [entry for entry in extract_tb(shown_part) if not is_library(entry.filename)]
         lines = shell.SyntaxTB.structured_traceback(type(error), error, entries)
     elif has_group:
         # IPython would leave the errors of the group out.
         lines = error_as_text(error).rstrip().splitlines()
     else:
-        lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, shown_part, tb_offset=0)
     lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in with_cell_names(lines)]
     if num_left_out and not has_group:
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""
         lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
     shown = "\n".join(lines)
-    # IPython 7 leaves out what `add_note` has added.
+    # IPython 7 leaves out what `add_note` has added. A person may have set `__notes__` to anything.
     notes = getattr(error, "__notes__", None)
-    lines += (
-        [note for note in notes if isinstance(note, str) and note not in shown]
-        if isinstance(notes, list)
-        else []
-    )
+    if isinstance(notes, list):
+        lines += [note for note in notes if isinstance(note, str) and note not in shown]
     return [*lines, advice] if advice else lines
 
 
@@ -250,7 +248,8 @@ def name_cells(shell: Any) -> None:
 
 
 def with_cell_names(lines: Sequence[str]) -> list[str]:
-    """Return the parts of a traceback, each a frame or a line, with the names of cells."""
+    """Return the parts of a traceback, frames and lines, with 'Cell In[3]' in place of the names of cells'
+    files."""
     return [_named(part) for part in lines] if _numbers else [*lines]
 
 
@@ -266,7 +265,7 @@ def _named(part: str) -> str:
         header = rf"{_COLOR}{re.escape(name)}{_COLOR} in {_COLOR}(?P<function>[^\x1b(\n]+)"
         part = re.sub(
             rf"{header}{_COLOR}(?P<arguments>\([^\n]*\))",
-            lambda found, cell=cell, arrow=arrow: _frame(cell, arrow, found),  # type: ignore[misc]
+            lambda header, cell=cell, arrow=arrow: _frame(cell, arrow, header),  # type: ignore[misc]
             part,
         )
         part = re.sub(rf'File {_COLOR}"{re.escape(name)}"{_COLOR}, line', f"{cell}, line", part)
@@ -274,16 +273,16 @@ def _named(part: str) -> str:
     return part
 
 
-def _frame(cell: str, arrow: re.Match[str] | None, found: re.Match[str]) -> str:
+def _frame(cell: str, arrow: re.Match[str] | None, header: re.Match[str]) -> str:
     """Return IPython 7's header of a frame as newer versions write it, such as 'Cell In[3], line 2, in
     fit(x)'; code of the cell itself has no function.
 
     Args:
         cell: 'Cell In[3]'.
         arrow: the match of the arrow before the failing line, with its number; None if no line is shown.
-        found: the match of IPython's own header.
+        header: the match of IPython's own header.
     """
     place = f"{cell}, line {arrow[1]}" if arrow else cell
-    if found["function"].startswith("<cell line"):
+    if header["function"].startswith("<cell line"):
         return place
-    return f"{place}, in {found['function']}{found['arguments']}"
+    return f"{place}, in {header['function']}{header['arguments']}"

@@ -16,14 +16,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbgpu.engine.ipykernel import stacks
+import torch
+import torch.distributed as dist
+
+from nbgpu.engine.group import group, meeting, own_groups, safe_nccl, simulated_link, torch_settings
+from nbgpu.engine.ipykernel import input_requests, remains, shell, stacks
 from nbgpu.engine.process import torchrun_variables
 from nbgpu.engine.process.rank_spec import RankSpec
-from nbgpu.machine import descendants, interpreter
+from nbgpu.machine import descendants, interpreter, numa
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.processes import is_ending
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
@@ -35,23 +38,22 @@ from nbgpu.protocol.records import Device, GivenUp
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbgpu.engine.group.group import Membership
-    from nbgpu.engine.group.meeting import Store
-
 _log = logging.getLogger("nbgpu.engine")
 
 _NO_LIMIT_S = 3600
 _GRACE_S = 0.5
+"""The time between SIGTERM and SIGKILL for processes that the engine has started."""
 _REPLACING_PATIENCE_S = 60.0
+"""How long the search for references to groups that have ended may take."""
 
 
 class Sentinel:
     """A thread that can act while the main thread is in C++, possibly for minutes.
 
-    When its lifetime is over, the sentinel ends this engine and the processes that the engine has started. On
-    a socket in the cluster's folder the client names the generation of the group that is given up, and the
-    sentinel frees the rank from it. No signal takes part in this, so that code on the rank may change the
-    handlers of signals.
+    When its lifetime is over, the sentinel ends this engine and the processes that the engine has started. To
+    a socket in the cluster's folder the client sends the generation of the group that is given up, and the
+    sentinel frees the rank from the collectives of this generation. It uses no signals, because code on the
+    rank may change the handlers of signals.
 
     Args:
         lifetime: the processes without which the engine is of no use.
@@ -68,14 +70,15 @@ class Sentinel:
             path.unlink(missing_ok=True)  # of an engine that has ended, whose pid this one was given
             self._socket.bind(str(path))
         self._fork_server_pid = os.getppid()
-        os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
-    def _leave(self) -> None:
+    def _close_in_child(self) -> None:
         """Close the sentinel's descriptors in a child that code on the rank has forked: the child has no
         sentinel, and must not keep the rank's sockets open."""
         self._socket.close()
-        # A child of the child comes here as well, and may have the same numbers for descriptors of its own.
+        # The list is emptied, because this runs in a child of the child as well, where other files may have
+        # these descriptors.
         while self._lifetime.fds:
             with suppress(OSError):
                 os.close(self._lifetime.fds.pop())
@@ -84,7 +87,7 @@ class Sentinel:
         """Serve the client until this engine's lifetime is over, then end the engine and the processes that
         it has started."""
         try:
-            self._serve_until_over()
+            self._serve()
         except (OSError, ValueError) as error:
             # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with
             # them.
@@ -93,25 +96,25 @@ class Sentinel:
             )
         try:
             descendants.end_all_but_those_that_finish(_GRACE_S)
-            # While the fork server lives, it removes the folder when all engines have ended. One that was
-            # killed is the parent still for a moment after its pipe has closed.
+            # While the fork server lives, it removes the folder when all engines have ended. A fork server
+            # that was killed is still the parent for a moment after its pipe has closed.
             if os.getppid() != self._fork_server_pid or is_ending(self._fork_server_pid):
                 shutil.rmtree(self._cluster_folder, ignore_errors=True)
         except OSError:
-            # Such as too many open files in this process, which ends all the same.
+            # For example, this process has too many open files. It ends all the same.
             _log.exception("what the rank's process %d has started may be left over", os.getpid())
         finally:
             # SIGKILL, because the main thread may be in C++ and not return to Python for any other signal.
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _serve_until_over(self) -> None:
-        """Give up each generation of the group that the client names, until the lifetime is over."""
+    def _serve(self) -> None:
+        """Give up each generation of the group that the client sends, until the lifetime is over."""
         socket_fd = self._socket.fileno()
         while not self._lifetime.over(ready := select.select([*self._lifetime.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
                 message = self._socket.recv(GivenUp.MAX_BYTES)
                 try:
-                    import_module("nbgpu.engine.group.group").give_up(int(message))
+                    group.give_up(int(message))
                 except Exception:  # noqa: BLE001 - it is logged
                     # Without this thread nothing could free or end the rank any more.
                     _log.exception("generation %r of the process group could not be given up", message)
@@ -131,8 +134,8 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
     global _sentinel
     descendants.adopt_orphans()
     _sentinel = Sentinel(lifetime, cluster_folder)
-    stacks.answer_from(cluster_folder)
-    _keep_sockets_of_multiprocessing_in(cluster_folder)
+    stacks.start_answering(cluster_folder)
+    _redirect_multiprocessing_sockets(cluster_folder)
     from ipyparallel.engine import app
 
     from nbgpu.engine.ipykernel.kernel import RankKernel
@@ -152,7 +155,8 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
         def to_work_dir(self) -> None:
-            """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
+            """Stay in the present folder. ipyparallel would change to its own, and put it before the standard
+            library on the import path."""
 
         def init_engine(self) -> None:
             """Set up the engine, and put the working folder behind the standard library on the import
@@ -166,7 +170,7 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={number}",
-            # The process that starts the cluster gives up in time, and says why. On a busy host the
+            # The process that starts the cluster gives up in time, with an error message. On a busy host the
             # 5 and 10 s that an engine waits by default are too short.
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
@@ -178,7 +182,7 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
     os._exit(0)
 
 
-def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
+def _redirect_multiprocessing_sockets(folder: Path) -> None:
     """Have multiprocessing put its sockets into the cluster's folder: its own temporary folder would stay
     when an engine is killed."""
     temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
@@ -203,21 +207,16 @@ def join(spec: Mapping[str, Any], generation: int) -> list[str]:
     Returns:
         The environment variables that were set for the transport, as 'NAME=value'.
     """
-    from nbgpu.engine.group import group
-
     _form(group.form, _become_rank(RankSpec(**spec)), generation)
     return _settings_of_transport
 
 
 def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
-    """Make an engine the successor of a rank, in a group of torch's backend 'fake', in which every collective
-    does nothing.
+    """Make an engine the successor of a rank that has died, in a group of torch's backend 'fake', in which
+    every collective does nothing.
 
-    In this group the cells that the rank had seen can run again without the other ranks. `join_again` ends
-    it.
+    In this group the rank's earlier cells can run again without the other ranks. `join_again` ends the group.
     """
-    from nbgpu.engine.group import group
-
     group.form_alone(_membership(_become_rank(RankSpec(**spec))))
 
 
@@ -228,60 +227,56 @@ def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int])
     Args:
         spec: the fields of the rank's RankSpec.
         generation: the number of this forming of the group.
-        healthy: the ranks whose state counts where the ranks differ.
+        healthy: the ranks whose state is trusted where the ranks differ.
 
     Returns:
         A line for each variable that could not be moved to the new group, or whose state differed.
     """
-    import torch.distributed as dist
-
-    from nbgpu.engine.group import group, own_groups, simulated_link
-    from nbgpu.engine.ipykernel import remains, shell
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
-    from nbgpu.engine.variables.persons_objects import ask
+    from nbgpu.engine.variables.persons_objects import run_limited
 
     global _spec
     new_spec = RankSpec(**spec)
-    # Take over what the new spec changes in a process that was a rank before.
+    # Apply the changes of the spec in a process that was a rank before.
     reason = "this belonged to the old process group; make it again"
     variables = shell.current().user_ns
     library_lines = []
     is_resized = _spec is not None and _spec.world_size != new_spec.world_size
     if _spec is not None and _spec != new_spec:
-        reason = what_to_do(_spec.world_size, new_spec.world_size, bool(new_spec.interface))
-        adopt_spec(_spec, new_spec, shell.current())
+        reason = _reason_after_resize(_spec.world_size, new_spec.world_size, bool(new_spec.interface))
+        _adopt_spec(_spec, new_spec, shell.current())
         if is_resized:
             library_lines = library_objects.how_to_make_again(variables)
         _spec = new_spec
     _become_rank(new_spec)
-    # Note what belongs to the groups that are about to end.
+    # List the variables that belong to the groups that are about to end.
     owned = user_groups.owned(variables)
     # With another number of ranks no group of the person's can be as it was.
-    own = [] if is_resized else own_groups.living()
-    ended: list[Any] = [dist.group.WORLD]
-    name_before = None if ended[0] is None else ended[0].group_name
+    persons_groups = [] if is_resized else own_groups.living()
+    before: Any = dist.group.WORLD
+    name_before = None if before is None else before.group_name
     _form(group.form_again, new_spec, generation)
     remains.forget_failure()
     with simulated_link.not_simulated():
         # Make the person's groups again, and put each in the place of the one that has ended.
-        pairs = group.make_own_groups_again(own)
+        pairs = group.make_own_groups_again(persons_groups)
         now: Any = dist.group.WORLD
         if now.group_name == name_before:
-            pairs.append((ended[0], now))
-        # The search looks at all objects of the process, which may take long, and so has a limit.
-        _, problem = ask(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
-        # Move the models, and say which variables cannot be moved. Where a rank was replaced, it has no part
-        # of what belonged to all ranks.
+            pairs.append((before, now))
+        # The search goes through all objects of the process, which may take long, and so has a time limit.
+        _, problem = run_limited(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
+        # Move the models, and list the variables that cannot be moved. A rank that was replaced has no shard
+        # of a sharded variable.
         moved = {new.group_name for _, new in pairs}
         lost = sharded.reset()
         if problem:
             lost.append(f"some variables may still hold a group that has ended ({problem})")
         lost += [f"{reason}: {line}" for line in [*user_groups.lost(owned, moved), *library_lines]]
         lost += sharded.unequal([thing for thing in owned if thing.groups <= moved])
-        lost += replicas.move(variables, healthy, ended[0])
+        lost += replicas.move(variables, healthy, before)
     # This function may not keep the old groups alive.
-    ended += [old for old, _ in pairs]
-    del own, pairs, owned
+    ended = [before, *(old for old, _ in pairs)]
+    del persons_groups, before, pairs, owned
     group.let_go(ended)
     return lost
 
@@ -292,13 +287,11 @@ _settings_of_transport: list[str] = []
 
 def _set_environment(spec: RankSpec) -> None:
     """Set the environment of the transport before CUDA, NCCL or gloo read it."""
-    from nbgpu.engine.group import safe_nccl
-
     device = Device(**spec.described)
     # The cluster may have got other GPUs, and another number of ranks, since the fork server was started.
     os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else spec.visible_gpus
     os.environ["OMP_NUM_THREADS"] = str(spec.threads)
-    torchrun_variables.set_for(spec)
+    torchrun_variables.set_from_spec(spec)
     if spec.interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", spec.interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", spec.interface)
@@ -317,7 +310,6 @@ def _become_rank(spec: RankSpec) -> RankSpec:
         assert _spec == spec, f"this engine is rank {_spec.rank} already"
         return spec
     assert _sentinel is not None, "only engines that the fork server forked become ranks"
-    from nbgpu.engine.ipykernel import shell
     from nbgpu.engine.process.installers import INSTALLERS
 
     _spec = spec
@@ -328,25 +320,21 @@ def _become_rank(spec: RankSpec) -> RankSpec:
     return spec
 
 
-def _form(form: Callable[[Membership, Store, int], None], spec: RankSpec, generation: int) -> None:
-    """Form a generation of the group with `group.form` or `group.form_again`, and set what follows from it. A
-    collective."""
-    from nbgpu.engine.group import meeting, simulated_link
-
-    store = meeting.store_at(spec.store, Path(spec.store_keys), generation)
+def _form(
+    form: Callable[[group.Membership, meeting.Store, int], None], spec: RankSpec, generation: int
+) -> None:
+    """Form a generation of the group with `group.form` or `group.form_again`, set MASTER_ADDR and
+    MASTER_PORT, and begin the simulation of a link, if any. A collective."""
+    store = meeting.open_store(spec.store, Path(spec.store_keys), generation)
     torchrun_variables.publish_master(spec, store)
     form(_membership(spec), store, generation)
     torchrun_variables.set_master(store)
     simulated_link.begin(Path(spec.folder), generation)
 
 
-def _membership(spec: RankSpec) -> Membership:
+def _membership(spec: RankSpec) -> group.Membership:
     """Return this rank's place in the process group."""
-    import torch
-
-    from nbgpu.engine.group.group import Membership
-
-    return Membership(
+    return group.Membership(
         spec.rank,
         spec.world_size,
         spec.local_rank,
@@ -359,9 +347,9 @@ def _membership(spec: RankSpec) -> Membership:
     )
 
 
-def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:
-    """Return the beginning of a sentence about a variable that belonged to a group with another number of
-    ranks; the line that made the variable follows."""
+def _reason_after_resize(num_before: int, num_now: int, on_several_hosts: bool) -> str:
+    """Return the beginning of a message about a variable that belonged to a group with another number of
+    ranks. The line of code that made the variable completes the message."""
     gone = ""
     if num_now < num_before and on_several_hosts:
         # A host that is lost need not have had the last ranks.
@@ -370,12 +358,12 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
         last = f" to {num_before - 1}" if num_before - num_now > 1 else ""
         gone = f", without what rank {num_now}{last} held of it"
     return (
-        f"this belonged to the process group of {num_before} rank{'s'[: num_before > 1]}; make it again for "
+        f"this belonged to the process group of {num_before} rank{'s' if num_before > 1 else ''}; make it again for "
         f"{num_now}{gone}. It was"
     )
 
 
-def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> None:
+def _adopt_spec(before: RankSpec, spec: RankSpec, rank_shell: InteractiveShell) -> None:
     """Apply the differences between the old and the new spec of this rank: the names `rank` and `world_size`,
     torchrun's variables, threads, cores and memory limit.
 
@@ -384,13 +372,8 @@ def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> Non
     Raises:
         ConfigError: the rank has more memory than the new limit allows.
     """
-    import torch
-
-    from nbgpu.engine.group import torch_settings
-    from nbgpu.engine.ipykernel import input_requests
     from nbgpu.engine.memory import limit as memory_limit
     from nbgpu.engine.variables import replicas
-    from nbgpu.machine import numa
 
     assert spec.described == before.described, f"rank {before.rank} has another device"
     if spec.memory_limit_bytes is not None and spec.memory_limit_bytes != before.memory_limit_bytes:
@@ -401,14 +384,14 @@ def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> Non
     torch_settings.note_threads(spec.threads)
     if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
         os.environ["OMP_NUM_THREADS"] = str(spec.threads)
-    torchrun_variables.set_for(spec)
+    torchrun_variables.set_from_spec(spec)
     for name, then, now in (
         ("rank", before.rank, spec.rank),
         ("world_size", before.world_size, spec.world_size),
     ):
-        given = shell.user_ns.get(name)
-        if type(given) is int and given == then:
-            shell.push({name: now}, interactive=False)
+        present = rank_shell.user_ns.get(name)
+        if type(present) is int and present == then:
+            rank_shell.push({name: now}, interactive=False)
     if spec.rank != before.rank:
         input_requests.follow(Path(spec.folder), spec.rank)
     replicas.report_again()

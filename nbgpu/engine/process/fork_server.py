@@ -2,10 +2,10 @@
 
     python -m nbgpu.engine.process.fork_server DESCRIPTOR
 
-It imports torch and ipyparallel once. The first request to the socket with this descriptor says how many
-engines it forks. To import once takes a fraction of the time that the imports of all engines would take on a
-busy host, and happens while ipyparallel's controller starts, or before anybody starts a cluster. An engine
-that dies is replaced by a new fork within a moment.
+The process imports torch and ipyparallel. The first request to the socket with this descriptor has the number
+of engines to fork. One import takes a fraction of the time that the imports of all engines would take on a
+busy host, and happens while ipyparallel's controller starts, or before a cluster is started. A new fork
+replaces an engine that has died within a moment.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _ORPHANS_PERIOD_S = 0.02
 class ForkServer:
     """Forks engines from a process that has imported all that they need, and records how they end.
 
-    Each engine gets the next number as ipyparallel's id. To replace an engine that died, the client asks for
-    another over a Unix socket in the cluster's folder, which only the user can enter: a line of JSON each
-    way, and an acknowledgement of the answer. An engine whose number nobody acknowledged is ended.
+    Each engine gets the next number as ipyparallel's id. To replace an engine that died, the client requests
+    another over a Unix socket in the cluster's folder, which only the user can enter: it sends a line of
+    JSON, gets one, and acknowledges it. An engine whose number is not acknowledged is ended.
 
-    Processes that an engine has started and not ended become children of this process, which ends them.
+    Processes that an ended engine has left running become children of this process, which ends them.
 
     Args:
         owner: a descriptor that can be read once the process that started the cluster has ended.
@@ -110,7 +110,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer requests and record how engines end, until the controller has ended, or the owner of a
-        cluster that is not kept beyond it."""
+        cluster that does not outlive its owner."""
         lifetime = LifetimeWatch(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
@@ -155,26 +155,26 @@ class ForkServer:
         os.close(descriptor)
         status = watched.reap(pid)
         self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
-        # Only a parent learns how a process ended. `write_whole` renames a complete file, so that the client
-        # never reads half of one.
+        # Written to a file, because only the parent gets the exit status. `write_whole` renames a complete
+        # file, so that the client never reads half of one.
         with suppress(FileNotFoundError):
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
         """Serve one request of the client: import the packages of a training run, or fork an engine."""
-        asked = _read(request)
-        if asked is None:
+        content = _read(request)
+        if content is None:
             request.close()
-            return  # the client that asked is gone, and another one may use the engines
-        if "train" in asked:
+            return  # this client is gone, and another one may use the engines
+        if "train" in content:
             # For engines that are forked from now on. Nobody waits for this import.
-            import_module("nbgpu.engine.train").get_ready(asked["train"])
-            # What was imported moves to the collector's permanent generation: a collection would write to
-            # these objects, and so copy pages that all engines share.
+            import_module("nbgpu.engine.train").get_ready(content["train"])
+            # The imported objects move to the collector's permanent generation: a collection would write to
+            # them, and so copy pages that all engines share.
             gc.freeze()
-        if "fork" in asked:
+        if "fork" in content:
             self._unacknowledged[request] = 0  # the engine closes its copies of these connections
-            number, pid = self.fork_engine(asked["fork"])
+            number, pid = self.fork_engine(content["fork"])
             self._unacknowledged[request] = pid
             with suppress(OSError):  # `_end_unless_acknowledged` then finds that the client is gone
                 request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
@@ -182,8 +182,8 @@ class ForkServer:
             request.close()
 
     def _end_unless_acknowledged(self, connection: socket.socket) -> None:
-        """End a new engine unless the client has acknowledged it. Nobody would know of an engine whose client
-        was interrupted."""
+        """End a new engine unless the client has acknowledged it: if the client was interrupted, no process
+        knows the engine."""
         pid = self._unacknowledged.pop(connection)
         with connection:
             try:
@@ -220,7 +220,7 @@ def main() -> None:
             fork_server.fork_engine()
         fork_server.serve()
         fork_server.end()
-    # As the last process of the cluster it removes what the others wrote while they ended.
+    # This is the last process of the cluster, so it removes the files that the others wrote while they ended.
     with suppress(ProcessLookupError):
         if controller_pid is not None:
             select.select([watched.watch(controller_pid, folder)], [], [], _STOP_GRACE_S)
@@ -228,7 +228,7 @@ def main() -> None:
 
 
 def import_what_every_engine_needs() -> None:
-    """Import the modules that each engine needs anyway, so that all engines together pay for them once.
+    """Import the modules that every engine needs, so that the engines share the time and the memory for them.
 
     torch starts no thread and does not touch a GPU when it is imported. That makes a fork after it safe.
     """
@@ -242,8 +242,8 @@ def import_what_every_engine_needs() -> None:
 
 
 def _owner(pid: int, folder: Path) -> int | None:
-    """Return a descriptor that can be read once the process `pid`, this one's owner and parent, has ended;
-    None if it has ended already."""
+    """Return a descriptor that can be read once the process `pid`, the owner and parent of this process, has
+    ended; None if it has ended already."""
     try:
         owner = watched.watch(pid, folder)
     except ProcessLookupError:
@@ -257,21 +257,21 @@ def _num_engines(requests: socket.socket, owner_fd: int) -> int | None:
     descriptor can be read once it has ended, ends before that."""
     while requests.fileno() in select.select([requests.fileno(), owner_fd], [], [])[0]:
         with requests.accept()[0] as request:
-            asked = _read(request)
+            content = _read(request)
         # None from a client that went away too early; it may connect again.
-        if asked is not None:
-            num_engines: int = asked["begin"]
+        if content is not None:
+            num_engines: int = content["begin"]
             return num_engines
     return None
 
 
 def _read(request: socket.socket) -> dict[str, Any] | None:
-    """Read a request; None if the client has gone before it was complete."""
+    """Return the content of a request; None if the client has gone before the request was complete."""
     try:
-        asked: dict[str, Any] = json.loads(request.recv(_REQUEST_BYTES))
+        content: dict[str, Any] = json.loads(request.recv(_REQUEST_BYTES))
     except (OSError, ValueError):
         return None
-    return asked
+    return content
 
 
 def _controller_pid(folder: Path) -> int | None:

@@ -1,11 +1,12 @@
-"""The process by which a host belongs to a cluster: it dials in, serves, and ends.
+"""The process that makes a host part of a cluster: it connects to the controller, serves the client, and
+ends.
 
     python -m nbgpu.engine.process.host JOIN_FILE [--remove-folder | --remove-folder-unless-signalled]
 
-It launches the host's own fork server and is an engine of ipyparallel itself, through which the client does
-all that only a process of this host can do to the ranks there (host_calls.py). It never runs a person's
-code. When the controller is not heard for a few seconds, the host ends, and its fork server and ranks with
-it.
+It launches the host's own fork server. It is an engine of ipyparallel itself, through which the client calls
+the functions that only a process of this host can do to the ranks here (host_calls.py). It never runs a
+person's code. Without a heartbeat of the controller for a few seconds this process ends, and the host's fork
+server and ranks with it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from urllib.parse import urlsplit
 
 from nbgpu.engine.process import host_calls
@@ -40,15 +42,17 @@ from nbgpu.protocol.meeting import MEETING
 _REACH_PATIENCE_S = 10.0
 _NO_LIMIT_S = 3600
 _LEASE_MISSES = 10
-"""ipyparallel looks every 0.6 s: the host ends 6 s after the last sign of the controller, which gives the
-host up after 10 s (host/launch.py)."""
+"""ipyparallel checks the heartbeat every 0.6 s: the host ends 6 s after the last one of the controller, which
+gives the host up after 10 s (host/launch.py)."""
 _FAREWELL_S = 0.05
+"""The time for the hub to get a message before this process ends."""
 
 _here: ThisHost
 _folder: Path
 _fork_server: subprocess.Popen[bytes]
-_leaving = threading.Lock()
-_leaver: threading.Thread | None = None
+_shutdown_lock = threading.Lock()
+"""Taken by the first call of `_shut_down`, and never released."""
+_shutdown_thread: threading.Thread | None = None
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
 _stays_when_signalled = False
@@ -84,7 +88,7 @@ def main() -> None:
     host_calls.serve(_here, _folder, address)
     # Answer the client until a signal, the fork server's end or the controller's silence ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: _end_by(signal.Signals(number)))
+        signal.signal(number, _end_on_signal)
     threading.Thread(target=_end_with_fork_server, name="nbgpu-lifetime", daemon=True).start()
     try:
         _serve(join)
@@ -93,7 +97,7 @@ def main() -> None:
         host_calls.say(
             "the cluster's controller is not heard any more: it has ended, or is cut off. The ranks here end"
         )
-        _leave()
+        _shut_down()
 
 
 def _join_file(file: Path) -> JoinFile:
@@ -129,7 +133,7 @@ def _reach(join: JoinFile) -> tuple[str, str]:
 
 
 def _serve(join: JoinFile) -> None:
-    """Run ipyparallel's engine of this host in this process, until the controller is silent for too long."""
+    """Run ipyparallel's engine of this host in this process, until the controller's heartbeat fails."""
     from ipyparallel.engine.app import IPEngine
 
     security = _folder / "profile" / "security"
@@ -142,20 +146,19 @@ def _serve(join: JoinFile) -> None:
     os.environ |= {"IPP_CLUSTER_ID": launch.CLUSTER_ID, "IPP_PROFILE_DIR": str(_folder / "profile")}
 
     class HostEngine(IPEngine):  # type: ignore[misc]
-        """An engine that stays in its folder and ends by SIGTERM as this module says."""
+        """An engine that stays in the present folder, and keeps the signal handlers of this module."""
 
         def init_signal(self) -> None:
             """Leave the signals as they are."""
 
         def to_work_dir(self) -> None:
-            """Stay in this folder."""
+            """Stay in the present folder."""
 
     HostEngine.launch_instance(
         argv=[
             "--IPEngine.enable_nanny=False",
             f"--IPEngine.id={new_number()}",
-            # Its warnings are of things that are meant to be so, such as messages that Curve protects and no
-            # signature.
+            # Its warnings are about intended settings, such as messages that Curve protects and no signature.
             "--IPEngine.log_level=40",
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
@@ -168,23 +171,23 @@ def _serve(join: JoinFile) -> None:
 def _end_with_fork_server() -> None:
     """Wait for the fork server's end, and end this host's part of the cluster with it."""
     code = _fork_server.wait()
-    if _leaving.locked():
+    if _shutdown_lock.locked():
         return
     host_calls.say(
         f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
         f"{_here.log_tail()}"
     )
     # The launcher that has started this host reads the log, and removes the log.
-    _leave(keeps_log=True)
+    _shut_down(keeps_log=True)
 
 
-def _end_by(number: signal.Signals) -> None:
-    """End this host's part of the cluster because of a signal, after a line about it in the log."""
-    host_calls.say(f"{number.name} ends this host's part of the cluster")
-    _leave(keeps_log=_stays_when_signalled, tells=True)
+def _end_on_signal(number: int, _: FrameType | None) -> None:
+    """End this host's part of the cluster because of a signal, after a line about the signal in the log."""
+    host_calls.say(f"{signal.Signals(number).name} ends this host's part of the cluster")
+    _shut_down(keeps_log=_stays_when_signalled, unregisters=True)
 
 
-def _leave(keeps_log: bool = False, tells: bool = False) -> None:
+def _shut_down(keeps_log: bool = False, unregisters: bool = False) -> None:
     """End the fork server and the ranks, remove their folders, and end this process.
 
     The first call does this work. Another thread that calls meanwhile waits for the end of the process; a
@@ -192,20 +195,20 @@ def _leave(keeps_log: bool = False, tells: bool = False) -> None:
 
     Args:
         keeps_log: leave the launcher's folder with this process's log in place.
-        tells: unregister the ranks and this host at the hub first.
+        unregisters: unregister the ranks and this host at the hub.
     """
-    global _leaver
-    if not _leaving.acquire(blocking=False):
-        if _leaver is not threading.current_thread():
+    global _shutdown_thread
+    if not _shutdown_lock.acquire(blocking=False):
+        if _shutdown_thread is not threading.current_thread():
             threading.Event().wait()  # until this process ends
         return
-    _leaver = threading.current_thread()
-    # They would end by themselves. Where this process is a task of Slurm's, though, they are killed with it,
-    # and nobody would remove the folder.
+    _shutdown_thread = threading.current_thread()
+    # The fork server and the ranks would end by themselves. But where this process is a task of Slurm, they
+    # are killed with it, and no process would remove the folder.
     with suppress(ProcessLookupError, ClusterError):
         processes.end([ProcessId.of(_fork_server.pid)])
-    if tells:
-        _tell_all()
+    if unregisters:
+        _unregister_all()
     _remove_folders([_folder, *([] if keeps_log else _to_remove)])
     # An ordinary exit would wait for ipyparallel's threads.
     os._exit(0)
@@ -216,7 +219,7 @@ def _remove_folders(folders: Iterable[Path]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell_all() -> None:
+def _unregister_all() -> None:
     """Unregister the ranks of this host, and the host itself, at ipyparallel's hub: the client waits for
     engines until the hub reports their end."""
     from ipyparallel.engine.app import IPEngine
@@ -230,19 +233,19 @@ def _tell_all() -> None:
 def end_soon() -> None:
     """End this host's part of the cluster, on a thread, so that the client's call is answered first."""
     host_calls.say("the cluster was stopped")
-    threading.Thread(target=_tell_and_end, name="nbgpu-end", daemon=True).start()
+    threading.Thread(target=_unregister_and_end, name="nbgpu-end", daemon=True).start()
 
 
-def _tell_and_end() -> None:
+def _unregister_and_end() -> None:
     """Unregister this host at the hub a moment after the call is answered, and end it."""
     from ipyparallel.engine.app import IPEngine
 
-    # ipyparallel's client prints an answer that comes after the news of the end.
+    # ipyparallel's client prints an answer that comes after the hub's message about the end.
     time.sleep(host_calls.OBITUARY_PATIENCE_S)
     # The notebook waits until this host is gone from its list.
     host_calls.unregister(IPEngine.instance().id)
     time.sleep(_FAREWELL_S)
-    _leave()
+    _shut_down()
 
 
 if __name__ == "__main__":

@@ -30,15 +30,15 @@ from nbgpu.protocol.records import Device, MainThreadState
 from nbgpu.protocol.served import Changes, Piece
 
 OBITUARY_PATIENCE_S = 0.15
-"""An engine's last messages take another path than the news of its end."""
+"""How long the message about an engine's end is delayed: the engine's last messages take another path."""
 
-_MOST_ASKERS = 4
+_MAX_ASKERS = 4
 
 _here: ThisHost
 _folder: Path
 _address: tuple[str, str]
 _stacks: dict[str, Stacks] = {}
-"""Those who ask ranks where they are, by the name of the asker, the newest last."""
+"""The connections to ranks that report their main threads, by the name of the asker, the newest last."""
 _listener: Listener | None = None
 _served: dict[str, ServedFolder] = {}
 """The copies of folders that this host does not see, by the path on the notebook's host."""
@@ -47,7 +47,7 @@ forked: set[int] = set()
 
 
 def serve(here: ThisHost, folder: Path, address: tuple[str, str]) -> None:
-    """Answer from now on.
+    """Make the functions of this module ready to be called.
 
     Args:
         here: this host.
@@ -58,15 +58,15 @@ def serve(here: ThisHost, folder: Path, address: tuple[str, str]) -> None:
     _here, _folder, _address = here, folder, address
 
 
-def say(words: str) -> None:
+def say(line: str) -> None:
     """Write a line to this process's own standard error, for the person or the launcher that has started this
     host: ipykernel sends the text of `print` to the client."""
-    print(f"{platform.node()}: {words}", file=sys.__stderr__, flush=True)
+    print(f"{platform.node()}: {line}", file=sys.__stderr__, flush=True)
 
 
 def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of this host's `HostDescription`. Where the settings cannot be honoured here, its
-    `problem` says why, and nothing is raised.
+    """Return the fields of this host's `HostDescription`. If the settings cannot be met here, nothing is
+    raised, and the field `problem` has the reason.
 
     Args:
         gpus: the cluster's setting, for this host.
@@ -137,12 +137,12 @@ def fork(numbers: Sequence[int]) -> dict[int, int]:
         _here.fork_engine(lambda pid, engine: pids.__setitem__(engine, pid), number)
     forked.update(pids)
     for number, pid in pids.items():
-        threading.Thread(target=_tell_end, args=(number, pid), name="nbgpu-watch", daemon=True).start()
+        threading.Thread(target=_watch_end, args=(number, pid), name="nbgpu-watch", daemon=True).start()
     return pids
 
 
-def _tell_end(number: int, pid: int) -> None:
-    """Tell the hub as soon as an engine's process has ended."""
+def _watch_end(number: int, pid: int) -> None:
+    """Wait for the end of an engine's process, and unregister the engine at the hub."""
     with suppress(ProcessLookupError):
         descriptor = watched.watch(pid, _folder)
         select.select([descriptor], [], [])
@@ -152,7 +152,7 @@ def _tell_end(number: int, pid: int) -> None:
 
 
 def unregister(number: int) -> None:
-    """Tell ipyparallel's hub that an engine has ended, or is about to end. Call on any thread."""
+    """Unregister an engine that has ended, or is about to end, at ipyparallel's hub. Call on any thread."""
     import zmq
     from ipyparallel import util
     from ipyparallel.engine.app import IPEngine
@@ -173,12 +173,12 @@ def call(method: str, *args: Any) -> Any:
     return getattr(_here, method)(*args)
 
 
-def _stacks_for(asker: str) -> Stacks:
-    """Return the connections to the ranks that one asker uses. Each has its own: a rank that owes an answer
-    to another asker would answer for an earlier moment."""
+def _asker_stacks(asker: str) -> Stacks:
+    """Return the connections to the ranks that one asker uses. They are not shared between askers: on a
+    shared connection an answer to another asker, of an earlier moment, could come first."""
     stacks = _stacks.pop(asker, None) or _here.stacks()
     _stacks[asker] = stacks
-    while len(_stacks) > _MOST_ASKERS:
+    while len(_stacks) > _MAX_ASKERS:
         _stacks.pop(next(iter(_stacks))).close()
     return stacks
 
@@ -216,7 +216,7 @@ def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
         By pid: the fields of the rank's MainThreadState (None if it has not answered), whether it uses its
         processor, whether it waits in the operating system, and the reason why its process stands still.
     """
-    stacks = _stacks_for(asker)
+    stacks = _asker_stacks(asker)
     stacks.ask(pids)
     answers: dict[int, MainThreadState] = stacks.collect(patience_s)
     states = {}

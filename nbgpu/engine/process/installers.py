@@ -1,5 +1,5 @@
-"""What is installed in an engine that becomes a rank, in order: what its spec decides, and changes of torch
-and of the shell. How the engine answers requests stands in `RankKernel` (`engine/ipykernel/kernel.py`)."""
+"""The functions that make an engine a rank, in order: they apply the rank's spec, and change torch and the
+shell. `RankKernel` (`engine/ipykernel/kernel.py`) changes how the engine answers requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ Installer = Callable[[RankSpec, Any], None]
 
 
 def _unless_plain(install: Callable[[Any], None]) -> Installer:
-    """Return an installer that does nothing where cells take no short cuts."""
+    """Return an installer that does nothing if the short cuts of cells are switched off
+    (`protocol/short_cuts.py`)."""
     return lambda _, shell: None if are_plain() else install(shell)
 
 
@@ -57,8 +58,8 @@ def _limit_memory(spec: RankSpec, _: Any) -> None:
         memory_limit.enforce(spec.memory_limit_bytes, torch.device(spec.device))
 
 
-def _name_what_the_rank_has(spec: RankSpec, shell: Any) -> None:
-    """Define the variables that each rank's cells find, such as `rank` and `device`."""
+def _define_variables(spec: RankSpec, shell: Any) -> None:
+    """Define the variables that nbgpu gives the cells of each rank, such as `rank` and `device`."""
     names = {
         "rank": spec.rank,
         "local_rank": spec.local_rank,
@@ -67,7 +68,7 @@ def _name_what_the_rank_has(spec: RankSpec, shell: Any) -> None:
         "torch": torch,
         "dist": dist,
     }
-    # They are not the person's own, and `%who` and `%nbgpu vars` leave them out.
+    # Not interactive: `%who` and `%nbgpu vars` leave them out, because they are not the person's.
     shell.push(names, interactive=False)
 
 
@@ -118,6 +119,6 @@ INSTALLERS: tuple[Installer, ...] = (
     # In any order, before the first cell.
     lambda _, shell: remains.install(shell),
     lambda _, shell: library_objects.install(shell),
-    _name_what_the_rank_has,
+    _define_variables,
 )
-"""The comments say why each one stands at its place."""
+"""The installers in the order in which they are called; the comments give the reasons for the order."""

@@ -1,4 +1,4 @@
-"""What a rank is told of its place in the group."""
+"""The settings of a rank, which the client sends to an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbgpu.machine.numa import Binding
 
 @dataclass(frozen=True)
 class RankSpec:
-    """An engine's place in the group, which the client assigns."""
+    """A rank's place in the group, its device, and its settings."""
 
     rank: int
     world_size: int

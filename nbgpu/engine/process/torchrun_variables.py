@@ -1,8 +1,8 @@
 """The environment variables that torchrun sets for each process, set for a rank.
 
 accelerate, Lightning, transformers and many scripts learn from these variables that they run in a group, and
-join the group that is there. Without them each rank is a world of its own to such a library, which then
-trains alone on every rank and says nothing.
+use the group that exists. Without the variables such a library takes each rank for a single process, and
+trains alone on every rank without a warning.
 
 The variables are in `os.environ` and not in the environment that child processes inherit. A program that a
 cell starts (`!python script.py`, `subprocess.run`, a process that multiprocessing spawns) is no rank: with
@@ -18,19 +18,17 @@ import ctypes
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nbgpu.engine.group.meeting import Store
+from nbgpu.engine.process.rank_spec import RankSpec
 from nbgpu.machine import interfaces
 
-if TYPE_CHECKING:
-    from nbgpu.engine.group.meeting import Store
-    from nbgpu.engine.process.rank_spec import RankSpec
-
 _STORE_KEY = "nbgpu/master"
-_own: dict[str, str] = {}
+_set_here: dict[str, str] = {}
 """The variables that this module has set, with their values."""
 
-_own_in_c: list[bytes] = []
+_names_in_c: list[bytes] = []
 """Their names, as C has them."""
 
 # The environment that children inherit is C's, which Python can write and not read.
@@ -44,14 +42,14 @@ def install(shell: Any) -> None:
     again.
 
     accelerate assigns the values that it has read to `os.environ`, and `unittest.mock.patch.dict` restores
-    them by assignment: both put them into the environment of children. The cure comes before each cell, and
-    before each fork, with which `!` starts its commands.
+    them by assignment: both put them into the environment of children. So they are taken out again before
+    each cell, and before each fork, with which `!` starts its commands.
     """
     shell.events.register("pre_run_cell", lambda _: hide_from_children())
     os.register_at_fork(before=hide_from_children)
 
 
-def set_for(spec: RankSpec) -> None:
+def set_from_spec(spec: RankSpec) -> None:
     """Set the variables that follow from a rank's spec, before the first group and after each change of the
     number of ranks."""
     _set(
@@ -97,20 +95,20 @@ def set_master(store: Store) -> None:
 def hide_from_children() -> None:
     """Take the variables out of the environment that child processes inherit, unless the person has changed
     one of them: a person who does that is preparing the environment of a child."""
-    # Asking C first takes a quarter of the time of the comparison, before every cell.
-    if any(map(_getenv, _own_in_c)) and all(os.environ.get(name) == value for name, value in _own.items()):
-        for name in _own:
+# Asking C first takes a quarter of the time of the comparison, before every cell.
+    if any(map(_getenv, _names_in_c)) and _set_here.items() <= os.environ.items():
+        for name in _set_here:
             os.unsetenv(name)
 
 
 def _set(variables: dict[str, str]) -> None:
     """Set variables, except those that the person has changed since they were set here."""
     for name, value in variables.items():
-        if name in _own and os.environ.get(name) != _own[name]:
+        if name in _set_here and os.environ.get(name) != _set_here[name]:
             continue
-        os.environ[name] = _own[name] = value
+        os.environ[name] = _set_here[name] = value
         os.unsetenv(name)
-    _own_in_c[:] = map(os.fsencode, _own)
+    _names_in_c[:] = map(os.fsencode, _set_here)
 
 
 def _free_port(address: str) -> int:

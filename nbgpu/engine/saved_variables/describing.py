@@ -2,7 +2,7 @@
 
 A value that is no plain JSON value becomes a node, a JSON object in a list, and `{"#": 3}` refers to node 3.
 An object that two variables share is one node, so that an optimizer still has the parameters of its model
-after loading. What has no description of its own is pickled, and refers to the nodes of what it holds.
+after loading. Objects of other kinds are pickled; the pickle refers to the nodes of the objects in it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from nbgpu.engine.checkpoints import tensor_files
 from nbgpu.engine.group import ddp_objects, torch_private
 from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.saved_variables import shards, tables
+from nbgpu.engine.saved_variables.shards import Unsupported
 from nbgpu.protocol.records import Definition
 from nbgpu.serialization import sources, tensors, unpicklable
 from nbgpu.serialization.tensors import Source, TensorForm
@@ -46,10 +47,6 @@ _CACHED = type(functools.cache(len))
 """The class of functions that keep their results."""
 _REMADE_ARGUMENTS = ("device_ids", "output_device")
 """The arguments of DDP that follow from the rank's device."""
-
-
-class NotSaved(unpicklable.Explained):
-    """A value, or a part of one, cannot be described; the message says why."""
 
 
 class Block:
@@ -98,11 +95,13 @@ class Describer:
         self.notes: list[str] = []
         self._device = device
         self._tensors: list[tuple[str, Tensor]] = []
-        """The path and the tensor of every number that a node names."""
-        self._known: dict[int, int] = {}
-        """The node of every object that has one, by its id."""
+        """The path and the tensor, by the number in a tensor's node."""
+        self._lists: list[list[Any]] = [self.nodes, self.definitions, self.pickles, self._tensors, self.notes]
+        """The lists that grow with each value."""
+        self._node_of: dict[int, int] = {}
+        """The number of an object's node, by the object's id."""
         self._alive: list[Any] = []
-        """The objects of these ids, so that no other object gets one of them."""
+        """The objects with these ids, so that no other object gets one of the ids."""
 
     def add(self, name: str, value: Any) -> list[str]:
         """Describe a variable.
@@ -110,14 +109,15 @@ class Describer:
         Returns:
             A line for each part that cannot be described; then the whole variable is left out.
         """
-        before = [
-            len(each) for each in (self.nodes, self.definitions, self.pickles, self._tensors, self.notes)
-        ]
+        lengths = [len(grown) for grown in self._lists]
         try:
             self.variables[name] = self.described(value, name)
             return []
-        except (NotSaved, RecursionError):
-            self._forget(before)
+        except (Unsupported, RecursionError):
+            # Go back to the state before.
+            for grown, length in zip(self._lists, lengths, strict=True):
+                del grown[length:]
+            self._node_of = {key: node for key, node in self._node_of.items() if node < len(self.nodes)}
         lines = unpicklable.described({name: value}, self._refusal, "cannot be saved", "Save")
         made_by = sources.statement_that_made(name, shell.current())
         return [*lines[:-1], f"{lines[-1]}. Made by: {made_by}" if made_by else lines[-1]]
@@ -133,8 +133,8 @@ class Describer:
         return self.described(state, "random")
 
     def blocks(self) -> dict[str, Block]:
-        """Return the bytes of all tensors by their names in the file, and put the form of its tensor into
-        every node: shape, strides, and the block that holds its bytes. Call it once, after everything was
+        """Return the bytes of all tensors by their names in the file, and put the form of each tensor (shape,
+        strides, and the name of the block with its bytes) into its node. Call once, after all values were
         added.
 
         Tensors that share a storage share a block, so that they still do after loading.
@@ -168,20 +168,17 @@ class Describer:
                 named in the file.
 
         Raises:
-            NotSaved: the value cannot be described.
+            Unsupported: the value cannot be described.
         """
-        if (
-            value is None
-            or type(value) in (bool, int, str)
-            or (type(value) is float and math.isfinite(value))
-        ):
+        kind = type(value)
+        if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
             return value
-        if id(value) in self._known:
-            return {"#": self._known[id(value)]}
+        if id(value) in self._node_of:
+            return {"#": self._node_of[id(value)]}
         # The number is given before the content is described, because a value may refer to itself.
         number = len(self.nodes)
         self.nodes.append({})
-        self._known[id(value)] = number
+        self._node_of[id(value)] = number
         self._alive.append(value)
         self.nodes[number] = self._node(value, path)
         return {"#": number}
@@ -202,32 +199,28 @@ class Describer:
         pickle."""
         kind = type(value)
         if isinstance(value, Tensor) and getattr(value, "_is_flat_param", False):
-            raise NotSaved(
+            raise Unsupported(
                 "it is a parameter of FullyShardedDataParallel (FSDP1). Save a variable with what its optim_state_dict "
                 "returns",
                 about=value,
             )
-        for described in (
+        for describe in (
             self._describe_plain_value,
             self._describe_container,
             self._describe_array,
             self._describe_code,
         ):
-            if (node := described(value, kind, path)) is not None:
+            if (node := describe(value, kind, path)) is not None:
                 return node
         if isinstance(value, DistributedDataParallel):
             return self._describe_ddp(value, path)
-        try:
-            # Before the description by attributes, which would take a model under FSDP for an ordinary one.
-            spread = shards.described(self, value, path)
-        except shards.Cannot as error:
-            raise NotSaved(str(error), error.about) from None
-        if spread is not None:
-            if (attributes := spread.pop("attributes", None)) is not None:
-                spread["state"] = self._described_state(value, attributes, path)
-            return spread
+        # Before the description by attributes, which would take a model under FSDP for an ordinary one.
+        if (node := shards.described(self, value, path)) is not None:
+            if (attributes := node.pop("attributes", None)) is not None:
+                node["state"] = self._described_state(value, attributes, path)
+            return node
         if unpicklable.must_stay(value) or _is_compiled(kind):
-            raise NotSaved(_reason_not_saved(kind))
+            raise Unsupported(_reason_not_saved(kind))
         if is_described_by_attributes(kind):
             return self._describe_object(value, kind, path)
         if (table := tables.described(value)) is not None:
@@ -282,7 +275,7 @@ class Describer:
         if isinstance(value, Tensor) and tensors.is_plain(value):
             node = {
                 "is": "tensor",
-                "tensor": self._number_of(value, path),
+                "tensor": self._add_tensor(value, path),
                 "device": self._device_name(value.device),
                 "grad": self.described(value.grad if value.is_leaf else None, f"{path}.grad"),
             }
@@ -293,7 +286,7 @@ class Describer:
             order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
             return {
                 "is": "array",
-                "tensor": self._number_of(_as_tensor(value, order), path),
+                "tensor": self._add_tensor(_as_tensor(value, order), path),
                 "dtype": value.dtype.str,
                 "shape": list(value.shape),
                 "order": order,
@@ -313,13 +306,13 @@ class Describer:
         module, name = getattr(value, "__module__", None) or "builtins", value.__qualname__
         if module != "__main__":
             # Loading looks the name up: it has to lead to the same object.
-            if found_in(sys.modules.get(module), name) is not value:
-                raise NotSaved(f"{module} has no {name}, by which it would be found")
+            if find_qualified(sys.modules.get(module), name) is not value:
+                raise Unsupported(f"{module} has no {name}, by which it would be found")
             return {"is": "imported", "module": module, "name": name}
         held_by = path if shell.current().user_ns.get(path) is value else name
         definition = sources.find(held_by, value, shell.current())
         if definition is None:
-            raise NotSaved("its source is not known. Define it in a cell, at the left margin")
+            raise Unsupported("its source is not known. Define it in a cell, at the left margin")
         self.definitions.append(definition)
         return {"is": "definition", "definition": len(self.definitions) - 1}
 
@@ -328,7 +321,7 @@ class Describer:
         buckets."""
         arguments = dict(ddp_objects.all_made()[value][1])
         if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
-            raise NotSaved("it is on a group of your own. Make it again after loading")
+            raise Unsupported("it is on a group of your own. Make it again after loading")
         has_device_ids = arguments.get("device_ids") is not None
         for name in _REMADE_ARGUMENTS:
             arguments.pop(name, None)
@@ -336,10 +329,10 @@ class Describer:
             self.notes.append(f"{path}: its communication hook is not saved. Register it again after loading")
         module = self.described(value.module, f"{path}.module")
         if arguments.get("broadcast_buffers", True):
-            # DDP gives all ranks those of rank 0 before each forward pass, so a difference between the
-            # ranks is none.
+            # DDP gives all ranks the buffers of rank 0 before each forward pass, so the ranks' buffers are
+            # not compared.
             for buffer in value.module.buffers():
-                self.nodes[self._known[id(buffer)]]["of_rank_0"] = True
+                self.nodes[self._node_of[id(buffer)]]["of_rank_0"] = True
         return {
             "is": "ddp",
             "module": module,
@@ -355,7 +348,7 @@ class Describer:
         try:
             state = value.__getstate__()
         except Exception as error:
-            raise NotSaved(str(error)) from error
+            raise Unsupported(str(error)) from error
         if state is not None and not isinstance(state, dict):
             return {"is": "pickle", "pickle": self._pickled(value, path)}
         made_of = self.described(kind, f"{path}.__class__")
@@ -373,12 +366,9 @@ class Describer:
         state_dict()."""
         if isinstance(owner, nn.Module) and name in ("_parameters", "_buffers", "_modules"):
             # Named as in state_dict(): model.conv.weight.
-            named = {key: self.described(each, f"{path}.{key}") for key, each in part.items()}
-            number = len(self.nodes)
-            self.nodes.append(
-                {"is": type(part).__name__, "items": [[key, each] for key, each in named.items()]}
-            )
-            return {"#": number}
+            items = [[key, self.described(member, f"{path}.{key}")] for key, member in part.items()]
+            self.nodes.append({"is": type(part).__name__, "items": items})
+            return {"#": len(self.nodes) - 1}
         return self.described(part, f"{path}.{name}")
 
     def _pickled(self, value: Any, path: str) -> int:
@@ -386,14 +376,15 @@ class Describer:
         stream = io.BytesIO()
         try:
             _NodePickler(stream, self, path).dump(value)
-        except NotSaved:
+        except Unsupported:
             raise
         except Exception as error:
-            raise NotSaved(f"{type(error).__name__}: {error}") from error
+            raise Unsupported(f"{type(error).__name__}: {error}") from error
         self.pickles.append(stream.getvalue())
         return len(self.pickles) - 1
 
-    def _number_of(self, tensor: Tensor, path: str) -> int:
+    def _add_tensor(self, tensor: Tensor, path: str) -> int:
+        """Keep a tensor for the file; return its number."""
         self._tensors.append((path, tensor))
         self._alive.append(tensor)
         return len(self._tensors) - 1
@@ -407,17 +398,10 @@ class Describer:
         scratch = Describer(self._device)
         try:
             scratch.described(value, "it")
-        except (NotSaved, RecursionError) as error:
+        except (Unsupported, RecursionError) as error:
             # `unpicklable` has explanations for the errors of pickle and of objects themselves.
             return error.__cause__ if isinstance(error.__cause__, Exception) else error
         return None
-
-    def _forget(self, lengths: list[int]) -> None:
-        """Go back to an earlier state, given by the lengths of the lists that have grown since."""
-        lists: list[list[Any]] = [self.nodes, self.definitions, self.pickles, self._tensors, self.notes]
-        for each, length in zip(lists, lengths, strict=True):
-            del each[length:]
-        self._known = {key: node for key, node in self._known.items() if node < lengths[0]}
 
 
 class _NodePickler(pickle.Pickler):
@@ -437,9 +421,9 @@ class _NodePickler(pickle.Pickler):
         return node
 
 
-def found_in(module: ModuleType | None, name: str) -> Any:
-    """Return the object with a qualified name in a module; None if there is none."""
-    return functools.reduce(lambda found, inner: getattr(found, inner, None), name.split("."), module)
+def find_qualified(module: ModuleType | None, name: str) -> Any:
+    """Return the object with a qualified name, such as 'Outer.Inner', in a module; None if there is none."""
+    return functools.reduce(lambda owner, inner: getattr(owner, inner, None), name.split("."), module)
 
 
 def is_described_by_attributes(kind: type) -> bool:
@@ -496,8 +480,8 @@ def _as_tensor(array: np.ndarray[Any, Any], order: Any) -> Tensor:
 
 
 def _fills(form: TensorForm, size_bytes: int) -> bool:
-    """Return whether a tensor has all bytes of its block in order, with a dtype that safetensors knows: then
-    the file has this tensor, with its shape, and otherwise uint8."""
+    """Return whether a tensor has all bytes of its block in order, and a dtype that safetensors knows. The
+    file then has the block with the shape and dtype of the tensor, and otherwise as uint8."""
     dtype = getattr(torch, form.dtype)
     outline = torch.empty(form.shape, dtype=dtype, device="meta")
     return (
@@ -509,7 +493,7 @@ def _fills(form: TensorForm, size_bytes: int) -> bool:
 
 
 def _free_name(path: str, taken: Mapping[str, Any]) -> str:
-    """Return a name for a tensor in the file that no other tensor has."""
+    """Return the path as the name of a tensor in the file, with a number if another tensor has the name."""
     name, number = path, 2
     while name in taken:
         name, number = f"{path} ({number})", number + 1

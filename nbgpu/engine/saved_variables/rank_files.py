@@ -82,7 +82,7 @@ def read(folder: Path) -> Stored:
         fields["variables"],
         fields["random"],
         fields["nodes"],
-        [Definition(**{**each, "cell": cells[each["cell"]]}) for each in fields["definitions"]],
+        [Definition(**{**saved, "cell": cells[saved["cell"]]}) for saved in fields["definitions"]],
         pickles,
         StoredTensors(folder / TENSORS),
     )
@@ -123,8 +123,8 @@ def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> SavedFile:
 
 
 class _Fingerprints:
-    """Digests of described values for the comparison between ranks. The numbers of nodes and the names of
-    tensors do not enter, because they depend on the variables that were described before."""
+    """Digests of described values for the comparison between ranks. They do not depend on the numbers of
+    nodes and the names of tensors, which differ with the variables that were described before."""
 
     def __init__(self, describer: Describer, digests: Mapping[str, str]) -> None:
         self._describer = describer
@@ -150,7 +150,7 @@ class _Fingerprints:
             waiting: nodes that were met and are not in the digest yet; extended here.
         """
         if isinstance(part, list):
-            return [self._plain(each, order, waiting) for each in part]
+            return [self._plain(item, order, waiting) for item in part]
         if not isinstance(part, dict):
             return part
         if "#" in part:
@@ -161,8 +161,8 @@ class _Fingerprints:
         # `form` (a tensor's shape, stride and block name) is added below with a digest. `path` (the variable
         # path of a DTensor) only locates its parts in the files.
         plain = {
-            key: self._plain(each, order, waiting)
-            for key, each in part.items()
+            key: self._plain(item, order, waiting)
+            for key, item in part.items()
             if key not in ("form", "path")
         }
         # Buffers that DDP copies from rank 0, and shards, differ between the ranks by design.

@@ -7,6 +7,7 @@ and only modules are imported that this rank has imported already or that belong
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import pickle
 import random
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.saved_variables import shards, tables
-from nbgpu.engine.saved_variables.describing import OWN_DEVICE, found_in, is_described_by_attributes
+from nbgpu.engine.saved_variables.describing import OWN_DEVICE, find_qualified, is_described_by_attributes
 from nbgpu.engine.saved_variables.rank_files import Stored
 from nbgpu.engine.variables import definitions
 from nbgpu.protocol.records import Definition
@@ -42,7 +43,8 @@ _SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {
     "frozenset": frozenset,
     "size": torch.Size,
 }
-_OF_PARTS: Mapping[str, Callable[..., Any]] = {"range": range, "slice": slice, "complex": complex}
+_MADE_FROM_PARTS: Mapping[str, Callable[..., Any]] = {"range": range, "slice": slice, "complex": complex}
+"""The classes whose values are saved by the arguments of their constructors."""
 
 
 class NeedsTrust(Exception):
@@ -55,7 +57,7 @@ class NotRebuilt(Exception):
 
 @contextmanager
 def _person_code(kind: type) -> Iterator[None]:
-    """A context for code of a person's class: an error that it raises becomes NotRebuilt."""
+    """Run code of a person's class in this block: an error that the code raises becomes NotRebuilt."""
     try:
         yield
     except Exception as error:
@@ -87,7 +89,6 @@ class Rebuilder:
         self._device = device
         self._trust = trust
         self._of_all_ranks = of_all_ranks
-        self._parts: shards.Parts | None = None
         self._built: dict[int, Any] = {}
         self._storages: dict[tuple[str, torch.device], torch.UntypedStorage] = {}
 
@@ -116,14 +117,14 @@ class Rebuilder:
     def _build(self, number: int) -> None:
         """Rebuild the value of a node, and keep it by the node's number."""
         node = self._stored.nodes[number]
-        # A container is known before its contents are, because they may refer to it.
+        # A container is kept before its contents are rebuilt, because they may refer to it.
         empty = {"list": list, "dict": dict, "OrderedDict": OrderedDict, "set": set}.get(node["is"])
         if empty is not None:
             self._built[number] = empty()
             self._fill(self._built[number], node)
         elif node["is"] == "tensor":
             # Its attributes may lead back to it, as from a weight to its model.
-            self._built[number] = self._in_storage(node["form"], self._device_of(node["device"]))
+            self._built[number] = self._in_storage(node["form"], self._named_device(node["device"]))
             self._complete_tensor(self._built[number], node)
         elif node["is"] in ("object", "fsdp"):
             self._built[number] = self._make_empty(node)
@@ -133,13 +134,17 @@ class Rebuilder:
         else:
             try:
                 self._built[number] = self._rebuild(node)
-            except shards.Cannot as error:
+            except shards.Unsupported as error:
                 raise NotRebuilt(str(error)) from None
 
     def _make_empty(self, node: Mapping[str, Any]) -> Any:
-        """Make an object without its attributes; NeedsTrust without trust for a class whose objects are never
-        saved by their attributes. A folder could name any class that is imported, such as one that removes a
-        file, given by an attribute, when its object ends."""
+        """Make an object without its attributes.
+
+        Raises:
+            NeedsTrust: without trust, for a class whose objects are never saved by their attributes. A
+                folder could name any class that is imported, such as one whose objects remove a file, named
+                by an attribute, when they end.
+        """
         kind = self.value(node["class"])
         if not (self._trust or is_described_by_attributes(kind)):
             raise NeedsTrust(f"an object of {kind.__module__}.{kind.__qualname__}")
@@ -161,8 +166,8 @@ class Rebuilder:
         kind = node["is"]
         if kind in _SEQUENCES:
             return _SEQUENCES[kind]([self.value(item) for item in node["items"]])
-        if kind in _OF_PARTS:
-            return _OF_PARTS[kind](*(self.value(part) for part in node["parts"]))
+        if kind in _MADE_FROM_PARTS:
+            return _MADE_FROM_PARTS[kind](*(self.value(part) for part in node["parts"]))
         rebuild: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "array": self._array,
             "bytearray": lambda node: bytearray(base64.b64decode(node["base64"])),
@@ -170,14 +175,14 @@ class Rebuilder:
             "ddp": self._ddp,
             "defaultdict": self._defaultdict,
             "definition": self._definition,
-            "device": lambda node: self._device_of(node["name"]),
+            "device": lambda node: self._named_device(node["name"]),
             "dtype": lambda node: getattr(torch, node["name"]),
             "float": lambda node: float(node["text"]),
             "generator": self._generator,
             "imported": self._imported,
             "module": lambda node: self._imported_module(node["name"]),
             "dtensor": self._dtensor,
-            "mesh": lambda node: shards.rebuilt_mesh(node, self._saved_by()),
+            "mesh": lambda node: shards.rebuilt_mesh(node, self._num_saved_ranks()),
             "path": lambda node: Path(node["text"]),
             "pickle": self._pickle,
             "scalar": lambda node: self.value(node["array"])[()],
@@ -191,7 +196,7 @@ class Rebuilder:
         pairs = [(self.value(key), self.value(item)) for key, item in node["items"]]
         return defaultdict(self.value(node["factory"]), pairs)
 
-    def _device_of(self, name: str) -> torch.device:
+    def _named_device(self, name: str) -> torch.device:
         """Return a device by its name in the description; this rank's own device if there is no such GPU."""
         if name == OWN_DEVICE:
             return self._device
@@ -232,24 +237,18 @@ class Rebuilder:
         if self._of_all_ranks is None:
             local = self.value(node["local"])
         else:
-            local = self._parts_of_all().of(node, mesh.get_rank(), mesh.size())
+            local = shards.reshard(self._part_readers, node, mesh.get_rank(), mesh.size())
         return shards.rebuilt_dtensor(node, local, mesh, self.value(node["grad"]))
 
-    def _saved_by(self) -> int:
+    def _num_saved_ranks(self) -> int:
         """Return the number of ranks that have saved the variables."""
-        return dist.get_world_size() if self._of_all_ranks is None else len(self._parts_of_all().of_path)
+        return dist.get_world_size() if self._of_all_ranks is None else len(self._part_readers)
 
-    def _parts_of_all(self) -> shards.Parts:
-        """Return access to the parts of DTensors in all ranks' files."""
-        if self._parts is None:
-            assert self._of_all_ranks is not None
-            self._parts = shards.Parts(
-                [
-                    _dtensor_part_reader(stored, self._variables, self._device)
-                    for stored in self._of_all_ranks()
-                ]
-            )
-        return self._parts
+    @functools.cached_property
+    def _part_readers(self) -> list[Callable[[str], Tensor | None]]:
+        """For each rank that has saved, the function that reads its parts of DTensors."""
+        assert self._of_all_ranks is not None
+        return [_part_reader(stored, self._variables, self._device) for stored in self._of_all_ranks()]
 
     def _shard(self, module: Any, node: Mapping[str, Any]) -> None:
         """Apply `fully_shard` to a rebuilt model as it was when it was saved."""
@@ -261,7 +260,7 @@ class Rebuilder:
             raise NotRebuilt(f"fully_shard failed on this rank: {type(error).__name__}: {error}") from error
 
     def _generator(self, node: Mapping[str, Any]) -> torch.Generator:
-        generator = torch.Generator(self._device_of(node["device"]))
+        generator = torch.Generator(self._named_device(node["device"]))
         generator.set_state(self.value(node["state"]))
         return generator
 
@@ -269,12 +268,12 @@ class Rebuilder:
         """Return a function or class by its module and name. Without trust, functions of `builtins` and
         `posix`, such as eval and system, are refused."""
         module, name = node["module"], node["name"]
-        found = found_in(self._imported_module(module), name)
-        if found is None:
+        imported = find_qualified(self._imported_module(module), name)
+        if imported is None:
             raise NotRebuilt(f"{module} has no {name} here: is it another version?")
-        if not self._trust and isinstance(found, BuiltinFunctionType) and module in ("builtins", "posix"):
+        if not self._trust and isinstance(imported, BuiltinFunctionType) and module in ("builtins", "posix"):
             raise NeedsTrust(f"{module}.{name}")
-        return found
+        return imported
 
     def _imported_module(self, name: str) -> ModuleType:
         """Import a module by its name; without trust only one that this rank has imported, or one of
@@ -291,15 +290,15 @@ class Rebuilder:
         rank has under this name."""
         definition = self._stored.definitions[node["definition"]]
         if not self._trust:
-            there = self._variables.get(definition.name, self._variables.get(definition.defines))
-            if getattr(there, "__module__", None) == "__main__":
-                return there
+            present = self._variables.get(definition.name, self._variables.get(definition.defines))
+            if getattr(present, "__module__", None) == "__main__":
+                return present
             raise NeedsTrust(f"the definition of {definition.name}")
         return self._defined(definition)
 
     def _defined(self, definition: Definition) -> Any:
-        """Run a definition and return the function or class. The variables that it needs are there meanwhile,
-        and the rank's own variables are restored afterwards."""
+        """Run a definition and return the function or class. While it runs, the rank has the saved values of
+        the variables that it needs; the rank's own variables are restored afterwards."""
         saved = self._stored.variables
         # Base classes, decorators and defaults are looked up while the definition runs.
         needed = {
@@ -357,7 +356,7 @@ class Rebuilder:
             raise NotRebuilt(f"cannot be unpickled here: {type(error).__name__}: {error}") from error
 
 
-def _dtensor_part_reader(
+def _part_reader(
     stored: Stored, variables: dict[str, Any], device: torch.device
 ) -> Callable[[str], Tensor | None]:
     """Return a function that reads one rank's part of a DTensor by its path in the description; None if that

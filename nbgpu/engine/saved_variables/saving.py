@@ -27,7 +27,7 @@ from nbgpu.serialization import unpicklable
 
 @dataclass
 class Staged:
-    """Variables that are ready, and not yet the person's."""
+    """Variables that are rebuilt, and not yet in the person's namespace."""
 
     values: dict[str, Any] = field(default_factory=dict)
     random_state: Any = None
@@ -92,8 +92,8 @@ def stage(
 
     def read_intact(rank: int) -> Stored:
         where = saved_folder.rank_folder(served.here(folder), data, rank)
-        if what := saved_folder.damage(where, saved[rank]):
-            raise DataError(what)
+        if problem := saved_folder.damage(where, saved[rank]):
+            raise DataError(problem)
         return rank_files.read(where)
 
     stored = read_intact(saved_by)
@@ -150,6 +150,6 @@ def _own_variables() -> list[str]:
         for name, value in current.user_ns.items()
         if not name.startswith("_")
         and value is not hidden.get(name, absent)
-        # A script that was run, and not imported, is no module that another process can import.
+        # The module of a script that was run, and not imported, cannot be imported by another process.
         and not (isinstance(value, ModuleType) and value.__name__ == "__main__")
     ]

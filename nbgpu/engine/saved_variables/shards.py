@@ -1,4 +1,4 @@
-"""Describe what is spread over the ranks, and put it together again: DTensors, meshes and models under FSDP.
+"""Describe and rebuild values that are spread over the ranks: DTensors, meshes and models under FSDP.
 
 Each rank writes its own part of a DTensor, and the parts are not exchanged, neither for saving nor for
 loading. On another number of ranks, each reads its part from the files of all ranks that have some of it.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import ceil, prod
 from typing import Any, Protocol
@@ -48,8 +48,8 @@ class Describing(Protocol):
         """Return a value as JSON."""
 
 
-class Cannot(unpicklable.Explained):
-    """A value cannot be described or rebuilt; the message says why."""
+class Unsupported(unpicklable.Explained):
+    """A value, or a part of one, cannot be described or rebuilt; the message has the reason."""
 
 
 def has_description(value: Any) -> bool:
@@ -64,10 +64,10 @@ def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | 
     Args:
         describer: describes the values in it.
         value: the value.
-        path: where it lies in the person's variables, such as 'model.weight'.
+        path: the expression that leads to the value, such as 'model.weight'.
 
     Raises:
-        Cannot: the value cannot be described.
+        Unsupported: the value cannot be described.
     """
     if isinstance(value, DeviceMesh):
         return _describe_mesh(value)
@@ -75,8 +75,8 @@ def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | 
         return _describe_dtensor(describer, value, path)
     if _is_fsdp(value):
         return _describe_fsdp(describer, value, path)
-    if isinstance(value, nn.Module) and any(_hooks_of(value, _OF_TENSOR_PARALLELISM)):
-        raise Cannot(
+    if isinstance(value, nn.Module) and any(_hook_ids(value, _OF_TENSOR_PARALLELISM)):
+        raise Unsupported(
             "it has hooks of parallelize_module or distribute_module. Save a variable with its state_dict(), whose "
             "tensors can be saved, and make the model again after loading",
             about=value,
@@ -89,21 +89,24 @@ def own_attributes(value: Any, attributes: Mapping[Any, Any]) -> dict[Any, Any]:
     loading."""
     if not isinstance(value, nn.Module) or "torch.distributed.fsdp" not in sys.modules:
         return dict(attributes)
-    added = set(_hooks_of(value, _OF_FSDP))
-    own = {}
+    added_hooks = set(_hook_ids(value, _OF_FSDP))
+    kept = {}
     for name, part in attributes.items():
         if str(name).startswith(_BOOKKEEPING):
             continue
-        is_of_hooks = "_hooks" in str(name) and isinstance(part, dict)
-        kept = {key: hook for key, hook in part.items() if key not in added} if is_of_hooks else part
-        own[name] = type(part)(kept) if is_of_hooks else part
-    return own
+        has_hooks = "_hooks" in str(name) and isinstance(part, dict)
+        kept[name] = (
+            type(part)({key: hook for key, hook in part.items() if key not in added_hooks})
+            if has_hooks
+            else part
+        )
+    return kept
 
 
 def _describe_mesh(mesh: Any) -> dict[str, Any]:
-    """Return the node of a mesh over all ranks in their order; Cannot for other meshes."""
+    """Return the node of a mesh over all ranks in their order; Unsupported for other meshes."""
     if mesh.mesh.flatten().tolist() != list(range(dist.get_world_size())):
-        raise Cannot(
+        raise Unsupported(
             "it does not span all ranks in their order. Make it again after loading, with the cell that made it",
             about=mesh,
         )
@@ -121,7 +124,7 @@ def _describe_dtensor(describer: Describing, value: Any, path: str) -> dict[str,
     whole."""
     local = value.detach().to_local()
     if local.device.type != value.device_mesh.device_type:
-        raise Cannot(
+        raise Unsupported(
             f"its part is on {local.device.type}, and its mesh on {value.device_mesh.device_type}",
             about=value,
         )
@@ -153,20 +156,20 @@ def _placement(placement: Any, owner: Any) -> list[Any]:
         return ["replicate"]
     if type(placement) is Partial:
         return ["partial", placement.reduce_op]
-    raise Cannot(f"its placement is {placement}", about=owner)
+    raise Unsupported(f"its placement is {placement}", about=owner)
 
 
 def _describe_fsdp(describer: Describing, module: Any, path: str) -> dict[str, Any]:
     """Return the node of a model under `fully_shard`: its class before, its attributes, and the settings of
     FSDP."""
-    sharding = torch_private.sharding_of(module)
+    sharding = torch_private.fsdp_sharding(module)
     if sharding is None:
-        raise Cannot(
+        raise Unsupported(
             "fully_shard was given several modules at once, or several meshes, for it. Save a variable with its "
             "state_dict(), whose tensors can be saved, and make the model again after loading",
             about=module,
         )
-    # After a forward pass without a backward one, the modules have the whole parameters, and the optimizer
+    # After a forward pass without a backward pass the modules have the whole parameters, and the optimizer
     # has the parts.
     module.reshard()
     if changed := [
@@ -177,7 +180,7 @@ def _describe_fsdp(describer: Describing, module: Any, path: str) -> dict[str, A
             "Set it again after loading"
         )
     attributes = own_attributes(module, vars(module))
-    # Named as the model's own: the tensors' names in the file are those of state_dict().
+    # The paths make the tensors' names in the file those of state_dict().
     parameters = {
         name: describer.described(module.get_parameter(name), f"{path}.{name}") for name in sharding.names
     }
@@ -207,7 +210,7 @@ def rebuilt_mesh(node: Mapping[str, Any], saved_by: int) -> Any:
         shape = (world_size,)
     elif saved_by != world_size:
         in_words = " x ".join(map(str, shape))
-        raise Cannot(f"its mesh is {in_words}, for {saved_by} ranks and not for {world_size}")
+        raise Unsupported(f"its mesh is {in_words}, for {saved_by} ranks and not for {world_size}")
     names = None if node["names"] is None else tuple(node["names"])
     return init_device_mesh(node["device"], shape, mesh_dim_names=names)
 
@@ -241,61 +244,52 @@ def rebuilt_dtensor(node: Mapping[str, Any], local: Tensor, mesh: Any, grad: Any
     return tensor
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of DTensors in the files of all ranks that have saved.
+def reshard(
+    readers: Sequence[Callable[[str], Tensor | None]], node: Mapping[str, Any], rank: int, world_size: int
+) -> Tensor:
+    """Return a rank's part of a DTensor that another number of ranks has saved, put together from the
+    overlapping pieces of the saved parts.
 
     Args:
-        of_path: for each of these ranks, a function that returns its part of the DTensor with a path, or None
-            if the rank has no such DTensor.
+        readers: for each rank that has saved, a function that returns its part of the DTensor with a path, or
+            None if the rank has no such DTensor.
+        node: the DTensor's description.
+        rank: the rank.
+        world_size: the number of ranks now.
+
+    Raises:
+        Unsupported: the DTensor is sharded in a way that does not fit another number of ranks.
     """
-
-    of_path: Sequence[Callable[[str], Tensor | None]]
-
-    def of(self, node: Mapping[str, Any], rank: int, world_size: int) -> Tensor:
-        """Return the part of a DTensor that belongs to a rank on another number of ranks, put together from
-        the overlapping pieces of the saved parts.
-
-        Args:
-            node: the DTensor's description.
-            rank: the rank.
-            world_size: the number of ranks now.
-
-        Raises:
-            Cannot: the DTensor is sharded in a way that does not fit another number of ranks.
-        """
-        if node["placements"] == [["replicate"]]:
-            part = self.of_path[0](node["path"])
-            assert part is not None
-            return part
-        shape: list[int] = node["shape"]
-        contiguous = [prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
-        ((kind, *arguments), *others) = node["placements"]
-        if kind != "shard" or others or (node["stride"] != contiguous and 0 not in shape):
-            raise Cannot(
-                f"{node['path']} was saved by {len(self.of_path)} ranks, is neither cut along one dimension nor equal on "
-                f"all of them, so that another number of ranks ({world_size}) cannot have it"
-            )
-        (dimension,) = arguments
-        length = shape[dimension]
-        begin, end = _range(length, rank, world_size)
-        pieces: list[Tensor] = []
-        for saved_by, part_of in enumerate(self.of_path):
-            first, last = _range(length, saved_by, len(self.of_path))
-            from_, to = max(begin, first), min(end, last)
-            # An empty part is taken too, where there is no other, for its type and its device.
-            if from_ < to or (begin >= end and not pieces):
-                piece = part_of(node["path"])
-                if piece is None or piece.shape[dimension] != last - first:
-                    raise Cannot(
-                        f"the part of {node['path']} that rank {saved_by} saved is not the one needed"
-                    )
-                pieces.append(
-                    piece.narrow(dimension, max(from_ - first, 0), max(to - from_, 0))
-                    if from_ < to
-                    else piece.narrow(dimension, 0, 0)
+    if node["placements"] == [["replicate"]]:
+        part = readers[0](node["path"])
+        assert part is not None
+        return part
+    shape: list[int] = node["shape"]
+    contiguous = [prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
+    ((kind, *arguments), *others) = node["placements"]
+    if kind != "shard" or others or (node["stride"] != contiguous and 0 not in shape):
+        raise Unsupported(
+            f"{node['path']} was saved by {len(readers)} ranks, is neither cut along one dimension nor equal on "
+            f"all of them, so that another number of ranks ({world_size}) cannot have it"
+        )
+    (dimension,) = arguments
+    length = shape[dimension]
+    begin, end = _range(length, rank, world_size)
+    pieces: list[Tensor] = []
+    for saved_by, read_part in enumerate(readers):
+        first, last = _range(length, saved_by, len(readers))
+        overlap_begin, overlap_end = max(begin, first), min(end, last)
+        num_overlapping = max(0, overlap_end - overlap_begin)
+        # A rank whose own part is empty takes an empty piece, which has the dtype and the device.
+        if num_overlapping or (begin >= end and not pieces):
+            part = read_part(node["path"])
+            if part is None or part.shape[dimension] != last - first:
+                raise Unsupported(
+                    f"the part of {node['path']} that rank {saved_by} saved is not the one needed"
                 )
-        return torch.cat(pieces, dimension).contiguous()
+            offset = overlap_begin - first if num_overlapping else 0
+            pieces.append(part.narrow(dimension, offset, num_overlapping))
+    return torch.cat(pieces, dimension).contiguous()
 
 
 def shard_again(
@@ -363,15 +357,22 @@ def _range(length: int, rank: int, world_size: int) -> tuple[int, int]:
     return min(rank * size, length), min((rank + 1) * size, length)
 
 
-def _hooks_of(module: nn.Module, library: str) -> Iterator[int]:
-    """Yield the numbers of a module's hooks that come from a library of torch."""
+def _hook_ids(module: nn.Module, library: str) -> Iterator[int]:
+    """Yield the ids of a module's hooks that a package of torch has registered.
+
+    Args:
+        module: the module.
+        library: the beginning of the name of the package.
+    """
     for name, hooks in vars(module).items():
         if "_hooks" in name and isinstance(hooks, dict):
-            yield from (number for number, hook in hooks.items() if _made_in(hook).startswith(library))
+            yield from (
+                number for number, hook in hooks.items() if _defining_module(hook).startswith(library)
+            )
 
 
-def _made_in(hook: Any) -> str:
-    """Return the name of the module in which a hook is defined, below the wrappers around it."""
+def _defining_module(hook: Any) -> str:
+    """Return the name of the Python module that defines a hook; wrappers around the hook do not count."""
     while True:
         if isinstance(hook, partial):
             hook = hook.func

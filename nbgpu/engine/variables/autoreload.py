@@ -19,11 +19,11 @@ from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.variables import import_times
 
 _reloader: ModuleReloader | None = None
-"""Kept while nothing is watched: it knows the objects made from each module, and updates them with the
-module."""
+"""IPython's reloader. It stays when `stop` is called: it knows the objects made from each module, and updates
+them with the module."""
 _is_watching = False
-_known: set[str] = set()
-"""The modules that are watched, and those of libraries."""
+_noted: set[str] = set()
+"""The modules that `note_new` has seen: those that are watched, and those of libraries."""
 
 
 def check() -> dict[str, str]:
@@ -66,19 +66,19 @@ def stop() -> None:
 
 
 def note_new(_: Any = None) -> None:
-    """Record the modification times of modules that the last cell has imported, and exclude those of
-    libraries: without a recorded time, autoreload would take a file that is edited before the next cell for
-    an unchanged one."""
+    """Record the modification times of the modules that the last cell has imported, and exclude libraries'
+    modules. Without a recorded time autoreload would take a file that is edited before the next cell for an
+    unchanged one."""
     if _reloader is None:
         return
-    for name in set(sys.modules) - _known:
-        _known.add(name)
+    for name in set(sys.modules) - _noted:
+        _noted.add(name)
         filename, time_s = _reloader.filename_and_mtime(sys.modules[name])
         if filename is None or is_library(filename):
             _reloader.mark_module_skipped(name)
         else:
-            known_s = import_times.changed_s(filename)
-            _reloader.modules_mtimes[name] = time_s if known_s is None else known_s
+            imported_s = import_times.changed_s(filename)
+            _reloader.modules_mtimes[name] = time_s if imported_s is None else imported_s
 
 
 def _failure(module: str, printed: str) -> str:
@@ -107,8 +107,7 @@ def run_imports(statements: Sequence[str], folders: Sequence[str]) -> tuple[dict
     variables, hidden = shell.current().user_ns, shell.current().user_ns_hidden
     errors = {}
     for statement in statements:
-        # A dict of its own for the result, so that no name that the ranks have from nbgpu or IPython is
-        # replaced.
+        # Run in separate namespaces, so that no name that nbgpu or IPython has given the ranks is replaced.
         made: dict[str, Any] = {}
         try:
             exec(statement, {"__name__": variables["__name__"]}, made)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -29,16 +29,18 @@ def inspect(
 
 
 def there(names: Sequence[str]) -> dict[str, bool]:
-    """Return which of these names are variables of this rank, each with whether it is a module."""
+    """Return whether the value is a module, by name, for those of these names that are variables of this
+    rank."""
     variables = shell.current().user_ns
     return {name: isinstance(variables[name], ModuleType) for name in names if name in variables}
 
 
-def _answer(ask: Any) -> Mapping[str, Any] | None:
-    """Ask IPython, with the variables of this very call hidden; None if it raises."""
+def _answer(request: Callable[[], Any]) -> Mapping[str, Any] | None:
+    """Return IPython's reply to a request, during which the variables of this very call are hidden; None if
+    IPython raises."""
     try:
         with _without_the_names_of_this_call():
-            reply: Mapping[str, Any] = ask()
+            reply: Mapping[str, Any] = request()
     except Exception:  # noqa: BLE001 - it is logged
         # An error raised to ipyparallel would become the one that %debug and sys.last_value show.
         _log.exception("a name could not be looked up")
@@ -48,8 +50,8 @@ def _answer(ask: Any) -> Mapping[str, Any] | None:
 
 @contextmanager
 def _without_the_names_of_this_call() -> Iterator[None]:
-    """Hide the function and the arguments of this call, which ipyparallel keeps in the person's namespace
-    meanwhile."""
+    """Remove the function and the arguments of this call from the person's namespace, in which ipyparallel
+    keeps them, while the block runs."""
     message_id = shell.current().kernel.get_parent("shell")["header"]["msg_id"]
     # ipyparallel 9 and 8 name them differently.
     prefixes = tuple(f"_{message_id.replace('-', instead)}_" for instead in ("_", ""))

@@ -18,12 +18,13 @@ from nbgpu.serialization.sources import first_line
 
 def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
     """Return (definition, name) for each name that is missing on this rank and is looked up while the
-    definition runs: a base class, a decorator or a default. Names that are sent together count as present."""
-    coming = {name for d in definitions for name in (d.name, d.defines)}
+    definition runs: a base class, a decorator or a default. The names of these definitions count as
+    present."""
+    defined = {name for d in definitions for name in (d.name, d.defines)}
     return [
         (definition.name, name)
         for definition in definitions
-        for name in sorted(needed_at_once(definition) - coming)
+        for name in sorted(needed_at_once(definition) - defined)
         if not _is_there(name)
     ]
 
@@ -55,7 +56,7 @@ def lacking(definitions: Sequence[Definition], closures: Sequence[str]) -> list[
     """
     variables = shell.current().user_ns
     uses = {d.name: set(_used_later(_code(d, "<definition>"))) for d in definitions}
-    uses |= {name: set(_globals_in(variables[name].__code__)) for name in closures}
+    uses |= {name: set(_global_names(variables[name].__code__)) for name in closures}
     return [(user, name) for user, names in uses.items() for name in sorted(names) if not _is_there(name)]
 
 
@@ -65,8 +66,8 @@ def remember_source(filename: str, text: str) -> None:
 
 
 def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
-    """Yield the definitions so that each comes after those that it needs while it runs. In a circle of
-    definitions the first one comes first."""
+    """Yield the definitions so that each comes after those that it needs while it runs. If definitions need
+    one another in a circle, the first one of them comes first."""
     left = list(definitions)
     while left:
         names = {d.defines for d in left} | {d.name for d in left}
@@ -90,11 +91,11 @@ def _code(definition: Definition, filename: str) -> CodeType:
 
 
 def _needed_at_once(code: CodeType) -> set[str]:
-    """Return the names that are looked up while a statement runs, in bodies of classes but not of
-    functions."""
+    """Return the names that are looked up while a statement runs: also in the bodies of classes, and not in
+    those of functions."""
     made = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
     needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - made
-    for inner in _codes_in(code):
+    for inner in _inner_codes(code):
         # The body of a class runs at once, that of a function later: only functions have optimised locals.
         if not inner.co_flags & inspect.CO_OPTIMIZED:
             needed |= _needed_at_once(inner) - made
@@ -103,24 +104,24 @@ def _needed_at_once(code: CodeType) -> set[str]:
 
 def _used_later(code: CodeType) -> Iterator[str]:
     """Yield the globals that the functions in a statement use when they are called."""
-    for inner in _codes_in(code):
+    for inner in _inner_codes(code):
         if inner.co_flags & inspect.CO_OPTIMIZED:
-            yield from _globals_in(inner)
+            yield from _global_names(inner)
         else:
             yield from _used_later(inner)
 
 
-def _globals_in(code: CodeType) -> Iterator[str]:
+def _global_names(code: CodeType) -> Iterator[str]:
     """Yield the global names that a function, or one inside it, looks up when it is called."""
     instructions = list(dis.get_instructions(code))
     # A global that the function itself assigns exists once the function has run.
     assigned = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
     yield from (i.argval for i in instructions if i.opname == "LOAD_GLOBAL" and i.argval not in assigned)
-    for inner in _codes_in(code):
-        yield from _globals_in(inner)
+    for inner in _inner_codes(code):
+        yield from _global_names(inner)
 
 
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
+def _inner_codes(code: CodeType) -> Iterator[CodeType]:
     return (constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 

@@ -1,6 +1,6 @@
-"""The times at which the person's modules had last been changed when this process imported them.
+"""Records the modification times of the person's modules at their import.
 
-A module may be edited before it is watched.
+`autoreload.py` compares them with the files: a module may be edited before it is watched.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _changed_s: dict[str, float] = {}
 def note() -> None:
     """From now on, record the modification time of each source file that is imported, except libraries'.
 
-    The import reads that time anyway, to compare it with that of the compiled file, so wrap the method that
-    reads it.
+    The import reads that time anyway, to compare it with that of the compiled file, so the method that reads
+    it is wrapped.
     """
     path_stats = SourceFileLoader.path_stats
 

@@ -23,7 +23,7 @@ _CLASSES = (
 """Module, class, and the call that makes an object again."""
 
 _noted: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Lightning's objects of which a warning was already printed."""
+"""Lightning's objects about which a warning was already printed."""
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
@@ -44,7 +44,7 @@ def install(shell: Any) -> None:
 
 
 def _warn_of_single_process_trainers(variables: Mapping[str, Any]) -> None:
-    """Print a warning, once for each, of Lightning's objects that are configured for a single process.
+    """Print a warning about each of Lightning's objects that is configured for a single process, once.
 
     Without a number of devices Lightning takes one process on the CPU, and its metrics are then those of one
     rank.

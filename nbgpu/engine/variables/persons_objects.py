@@ -1,7 +1,8 @@
-"""How nbgpu looks at a person's objects, whose code may raise, or never end.
+"""Reads a person's objects, whose code may raise, or never end.
 
-None of them may keep the process group from being formed. So what torch keeps in an object is read past the
-object's own methods, and where those are needed, `ask` says what went wrong and ends them after a while.
+No such code may keep the process group from being formed. So the attributes in which torch keeps its data are
+read without the object's own methods. Where these methods are needed, `run_limited` calls them, returns their
+error as a text, and interrupts them after a time limit.
 """
 
 from __future__ import annotations
@@ -25,38 +26,40 @@ _signal = import_module("_signal")
 
 _PATIENCE_S = 10.0
 _REPEAT_S = 0.5
-"""How often code that has taken too long is interrupted, should it catch what is raised in it."""
+"""How often code that has taken too long is interrupted, because it may catch the error that is raised in
+it."""
 _SIGNAL = signal.SIGRTMIN + 9
-"""A signal reaches code that sleeps or waits for a lock. No program sends this one by itself."""
+"""The signal that interrupts the code, also while it sleeps or waits for a lock. No program sends this one by
+itself."""
 
-_give_up_s: float | None = None
-"""The monotonic time at which the question that is being asked is ended; None if no question is asked."""
+_deadline_s: float | None = None
+"""The monotonic time at which the running code is interrupted; None if no code runs."""
 _never_ending: dict[int, ref[Any]] = {}
-"""Objects whose code did not end, by id: they are not asked a second time."""
+"""Objects whose code did not end, by id: their code is not run a second time."""
 
 
 class _OverdueError(BaseException):
-    """Raised in code that takes too long, which may catch every Exception."""
+    """Raised in code that takes too long. No Exception, because the code may catch these."""
 
 
-def ask(about: Any, question: Callable[[], _T], patience_s: float = _PATIENCE_S) -> tuple[_T | None, str]:
-    """Run a person's code, for which the other ranks wait, and end it after a while. Call on the main thread.
+def run_limited(owner: Any, code: Callable[[], _T], patience_s: float = _PATIENCE_S) -> tuple[_T | None, str]:
+    """Run a person's code, for which the other ranks wait, with a time limit. Call on the main thread.
 
-    The code is ended by an error that a signal handler raises; C code that does not return to Python is not
-    ended.
+    A signal handler raises an error in the code after this time; C code that does not return to Python is not
+    interrupted.
 
     Args:
-        about: the object whose code runs; None for several objects.
-        question: calls the object's code; takes part in no collective.
-        patience_s: the time that the code may take.
+        owner: the object whose code runs; None for several objects.
+        code: calls the object's code; takes part in no collective.
+        patience_s: the time in seconds that the code may take.
 
     Returns:
-        (the answer, ''), or (None, the reason why there is no answer).
+        (the result, ''), or (None, the reason why there is no result).
     """
-    global _give_up_s
+    global _deadline_s
     too_long = f"its code had not ended after {patience_s:g} s"
     # The id of an object that has ended may be that of another one now, so the object itself is compared.
-    if about is not None and _never_ending.get(id(about), lambda: None)() is about:
+    if owner is not None and _never_ending.get(id(owner), lambda: None)() is owner:
         return None, too_long
     ended = threading.Event()
     watch = threading.Thread(
@@ -69,18 +72,18 @@ def ask(about: Any, question: Callable[[], _T], patience_s: float = _PATIENCE_S)
     _signal.signal(_SIGNAL, _raise_if_overdue)
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (_SIGNAL,))
     watch.start()
-    _give_up_s = time.monotonic() + patience_s
+    _deadline_s = time.monotonic() + patience_s
     try:
         try:
-            return question(), ""
+            return code(), ""
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's code may raise what it likes
             return None, f"{type(error).__name__}: {error}"
         finally:
-            _give_up_s = None
+            _deadline_s = None
     except _OverdueError:
-        _give_up_s = None
-        if about is not None:
-            _never_ending[id(about)] = ref(about)
+        _deadline_s = None
+        if owner is not None:
+            _never_ending[id(owner)] = ref(owner)
         return None, too_long
     except Exception as error:  # noqa: BLE001 - its text could not be made
         return None, type(error).__name__
@@ -88,30 +91,27 @@ def ask(about: Any, question: Callable[[], _T], patience_s: float = _PATIENCE_S)
         ended.set()
 
 
-def _interrupt_until(ended: threading.Event, asking_thread: int, patience_s: float) -> None:
-    """Send the signal to the asking thread, first after `patience_s` and then in short intervals, until the
-    question is answered."""
-    if ended.wait(patience_s):
-        return
-    while True:
-        signal.pthread_kill(asking_thread, _SIGNAL)
-        if ended.wait(_REPEAT_S):
-            return
+def _interrupt_until(ended: threading.Event, thread: int, patience_s: float) -> None:
+    """Send the signal to a thread, first after `patience_s` and then in short intervals, until its code has
+    ended."""
+    while not ended.wait(patience_s):
+        signal.pthread_kill(thread, _SIGNAL)
+        patience_s = _REPEAT_S
 
 
 def _raise_if_overdue(_: int, __: FrameType | None) -> None:
     """Raise _OverdueError in the code that takes too long. Runs as the handler of `_SIGNAL` on the main
     thread."""
-    # The signal may come when the question has just been answered.
-    if _give_up_s is not None and time.monotonic() >= _give_up_s:
+    # The signal may come when the code has just ended.
+    if _deadline_s is not None and time.monotonic() >= _deadline_s:
         raise _OverdueError
 
 
 def allow(seconds: float) -> None:
-    """Give the question that is being asked this many more seconds, such as for sums over large tensors."""
-    global _give_up_s
-    if _give_up_s is not None:
-        _give_up_s += seconds
+    """Give the code that `run_limited` runs this many more seconds, such as for sums over large tensors."""
+    global _deadline_s
+    if _deadline_s is not None:
+        _deadline_s += seconds
 
 
 def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -143,15 +143,11 @@ def walk_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 def walk_parameters(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters of a module and of its submodules."""
-    return _walk_kinds(module, ("_parameters",))
+    return walk_tensors(module, ("_parameters",))
 
 
-def walk_tensors(module: nn.Module) -> Iterator[Tensor]:
+def walk_tensors(module: nn.Module, kinds: tuple[str, ...] = ("_parameters", "_buffers")) -> Iterator[Tensor]:
     """Yield the parameters and buffers of a module and of its submodules."""
-    return _walk_kinds(module, ("_parameters", "_buffers"))
-
-
-def _walk_kinds(module: nn.Module, kinds: tuple[str, ...]) -> Iterator[Tensor]:
     for current in walk_modules(module):
         for kind in kinds:
             for tensor in attributes(current).get(kind, {}).values():

@@ -1,4 +1,4 @@
-"""Put one object in the place of another wherever Python keeps it: in variables, attributes, containers and
+"""Replace all references to an object by references to another one: in variables, attributes, containers and
 closures."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from nbgpu.engine.variables.persons_objects import attributes, is_a
 
 _DEPTH = 3
-"""Tuples within tuples are made again up to this depth."""
+"""The depth of nested tuples up to which the references in them are replaced."""
 
 
 def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
@@ -50,7 +50,7 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
                     items = (new_of.get(id(item), item) for item in tuple.__iter__(holder))
                     tuples.append((holder, tuple.__new__(type(holder), items)))
                 else:
-                    _replace_in(holder, new_of)
+                    _replace_references(holder, new_of)
             except Exception as error:  # noqa: BLE001 - one object may not keep the others from being searched
                 failures.append(error)
         # A tuple or a frozenset cannot be changed: a new one takes its place in the next turn.
@@ -63,10 +63,10 @@ def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
     """Yield the objects that refer to one of these objects, also those that the garbage collector does not
     track."""
     yield from gc.get_referrers(*objects)
-    # The collector does not track dicts and tuples that cannot be part of a reference cycle.
+    # The collector does not track dicts and tuples that cannot be part of a reference cycle. They are found
+    # through the tracked objects that refer to them.
     wanted = set(map(id, objects))
     seen = set()
-    # They are found from the tracked objects that refer to them.
     for thing in gc.get_referents(*gc.get_objects()):
         if (
             (type(thing) is dict or type(thing) is tuple)
@@ -79,7 +79,7 @@ def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
                 yield thing
 
 
-def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
+def _replace_references(holder: Any, new_of: dict[int, Any]) -> None:
     """Replace objects in an object that refers to them: in its items, its attributes and slots, a closure's
     cell, or the default arguments of a function.
 
@@ -129,7 +129,7 @@ def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
     """
     # None unless these are the attributes of a class, which must be set through the class.
     owner = _class_of_attributes(holder)
-    # An OrderedDict keeps its order apart.
+    # An OrderedDict has an order of its own, which only its own methods keep.
     kind = OrderedDict if is_a(holder, OrderedDict) else dict
     items = list(kind.items(holder))
     for key, value in items:

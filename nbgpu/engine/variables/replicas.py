@@ -1,10 +1,10 @@
-"""How the person's DistributedDataParallel objects move to the next generation of the group, with what was
-put on them.
+"""Moves the person's DistributedDataParallel objects, with their hooks and settings, to the next generation
+of the group, and gives their parameters and optimizers the same state on all ranks.
 
 `DistributedDataParallel._update_process_group` is not enough: ranks that failed before DDP first rebuilt its
 buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised again, in
-place and with its own arguments. It is identified by the name of its variable, or by the number of objects
-made before it.
+place and with its own arguments. The key of an object, by which the ranks match their objects, is the name of
+its variable, or the number of objects made before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import gc
 import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -29,18 +28,19 @@ from nbgpu.engine.ipykernel import ended_groups, kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
 from nbgpu.engine.variables import persons_objects, user_groups
-from nbgpu.engine.variables.persons_objects import ask, is_a, walk_parameters
+from nbgpu.engine.variables.persons_objects import is_a, run_limited, walk_parameters
 from nbgpu.errors import ConfigError
 from nbgpu.text.ranks import named_ranks
 
 _ELEMENTS_PER_S = 2e7
 """How many elements a slow processor sums or copies in a second."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integers with as many bytes as an element."""
-_PART = 2**20
+"""The integer dtype by the size of an element in bytes."""
+_MAX_ELEMENTS_AT_ONCE = 2**20
 """How many elements of a tensor are summed at once."""
 _reported: set[tuple[str | int, ...]] = set()
-"""Objects that some ranks lack, each reported once: (key, the ranks without it)."""
+"""Problems that were reported, so that each is reported once: (key, the ranks without the object), or (name
+of an optimizer, the error)."""
 
 
 _OF_EVERY_MODULE = tuple(vars(nn.Module()))
@@ -52,7 +52,7 @@ _STEPS_TO_SETTLE = 2
 
 
 class _CannotMoveError(Exception):
-    """A DDP object cannot be moved to the new group."""
+    """A DDP object cannot be moved to the new group. The message completes a sentence about the object."""
 
 
 def report_again() -> None:
@@ -64,79 +64,84 @@ def report_again() -> None:
 @torch_settings.as_at_the_beginning()
 def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> list[str]:
     """Initialise every DDP object again on the group, with the same parameters and optimizer state on all
-    ranks, and with all that the person has put on it.
+    ranks, and with the person's hooks and settings.
 
     A collective: every rank calls it, right after the group was formed.
 
     Args:
         variables: the person's variables, by name.
-        healthy: the ranks whose state is trusted; where the ranks differ, that of the lowest of these is
-            used.
+        healthy: the ranks whose state is trusted. Where the ranks differ, all get the state of the lowest of
+            these.
         before: the default group that has ended; None where there was none.
 
     Returns:
         A line for each object that could not be moved, and for each whose state differed.
     """
-    # Agree on the objects that are there on all ranks, and on their groups.
     if ddp_objects.are_there():
         # So that no object that only waits for the collector is taken for a living one.
-        ask(None, gc.collect)
+        run_limited(None, gc.collect)
         _drop_debugger_objects()
+    # Agree on the objects that exist on all ranks, and on their groups.
     mine = _by_key(variables)
     arguments_of = {ddp: arguments for ddp, (_, arguments) in ddp_objects.all_made().items()}
-    _agree_on_the_next_number()
+    # The largest count of all ranks: no object of a new rank gets the number of one that only others have.
+    ddp_objects.set_next_number(max(exchange.gather(ddp_objects.next_number())))
     source = min(healthy, default=0)
     everywhere, lines = _on_every_rank(mine, source, "DistributedDataParallel object")
-    groups = exchange.gather({key: _ranks_of_group(arguments_of[mine[key]]) for key in everywhere})
-    on_all: list[DistributedDataParallel] = []
-    """Objects whose group is the default one: their optimizers get one state."""
-    moved = set()
+    groups_by_rank = exchange.gather({key: _ranks_of_group(arguments_of[mine[key]]) for key in everywhere})
     for value in variables.values():
         if is_a(value, Optimizer):
             on_new_group(value, before)
+    moved = set()
+    on_default_group: list[DistributedDataParallel] = []
     for key in everywhere:
         ddp = mine[key]
-        arguments = arguments_of[ddp]
-        if not all(theirs[key] for theirs in groups):
+        groups = [groups_of_rank[key] for groups_of_rank in groups_by_rank]
+        if not all(groups):
             lines.append(f"{key}, a DistributedDataParallel object on a group of your own: make it again")
             continue
-        # All ranks must be able to go on, so that each step below ends with an exchange of what went wrong.
+        # No rank may leave the others waiting, so each step below ends with an exchange of the ranks' errors.
         try:
-            problem = _make_equal(ddp, [theirs[key] for theirs in groups], healthy)
+            difference = _make_equal(ddp, groups, healthy)
         except _CannotMoveError as error:
             lines.append(f"{key}, {error}: make it again")
             continue
-        if problem:
-            lines.append(f"the parameters of {key} {problem}")
-        own_order, _ = ask(ddp, functools.partial(torch_private.bucket_order, ddp))
-        order = exchange.gather(own_order or [])[source]
-        problem, attachments = _initialise_again(ddp, arguments, order)
-        seen = exchange.gather([problem, attachments.name_of_hook])
-        if any(problems := [theirs for theirs, _ in seen]):
+        if difference:
+            lines.append(f"the parameters of {key} {difference}")
+        order_here, _ = run_limited(ddp, functools.partial(torch_private.bucket_order, ddp))
+        order = exchange.gather(order_here or [])[source]
+        problem, hook = _initialise_again(ddp, arguments_of[ddp], order)
+        problems, hook_names = zip(*exchange.gather([problem, _hook_name(hook)]), strict=True)
+        if any(problems):
             lines.append(f"{key}: {next(filter(None, problems))}. Make it again on all ranks")
             continue
         # Put the communication hook back.
-        if any(name != seen[0][1] for _, name in seen):
+        if len(set(hook_names)) > 1:
             lines.append(f"{key} had a communication hook on some ranks only: it has none now")
-        else:
-            register = functools.partial(register_hook, ddp, attachments, before)
-            message, problem = ask(ddp, register)
+        elif hook is not None:
+            message, problem = run_limited(ddp, functools.partial(_register_hook, ddp, hook, before))
             if problem:
-                message = f"its communication hook {attachments.name_of_hook} could not be registered again ({problem})"
+                name = _hook_name(hook)
+                message = f"its communication hook {name} could not be registered again ({problem})"
             if message:
                 lines.append(f"{key}: {message}")
         moved.add(key)
-        if all(len(theirs[key]) == dist.get_world_size() for theirs in groups):
-            on_all.append(ddp)
+        if all(len(ranks) == dist.get_world_size() for ranks in groups):
+            on_default_group.append(ddp)
     for key in mine.keys() - moved:
         ended_groups.note(key, mine[key], f"{key} = DistributedDataParallel(...) on all ranks")
-    return lines + _share_optimizers(variables, on_all, source)
+    return lines + _share_optimizers(variables, on_default_group, source)
 
 
 def _ranks_of_group(arguments: Mapping[str, Any]) -> list[int]:
-    """Return the ranks of the group for which a DDP object was made; none if that group has ended."""
+    """Return the ranks of the group for which a DDP object was made, in ascending order; none if that group
+    has ended.
+
+    Args:
+        arguments: those of the object's constructor.
+    """
     mesh = arguments.get("device_mesh")
-    if mesh is not None and torch_private.root_of(mesh) is not None:
+    if mesh is not None and torch_private.root_mesh(mesh) is not None:
         return []  # DDP has changed the module's parameters for the larger mesh
     try:
         group = arguments.get("process_group") if mesh is None else mesh.get_group()
@@ -154,23 +159,27 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
         healthy: the ranks whose state is trusted.
 
     Returns:
-        What was not as it should be; empty if all was well.
+        A sentence about the parameters that differed, without its subject; empty if none did.
 
     Raises:
-        _CannotMoveError: they cannot be made the same, on all ranks.
+        _CannotMoveError: the parameters cannot be made the same. All ranks raise.
     """
+
+    def read() -> tuple[list[Tensor], list[Any]]:
+        parameters = list(ddp.module.parameters())
+        return parameters, _shapes_and_sums(parameters)
+
     # Compare the parameters over all ranks.
-    answer, problem = ask(ddp, functools.partial(_parameters_and_sums, ddp))
-    parameters, seen_here = answer or ([], [])
-    on_every_rank = exchange.gather([problem, seen_here])
-    for rank, (problem, _) in enumerate(on_every_rank):
+    answer, problem = run_limited(ddp, read)
+    parameters, sums_here = answer or ([], [])
+    problems, sums_by_rank = zip(*exchange.gather([problem, sums_here]), strict=True)
+    for rank, problem in enumerate(problems):
         if problem:
             raise _CannotMoveError(f"whose parameters cannot be read on rank {rank} ({problem})")
-    seen = [theirs for _, theirs in on_every_rank]
     # Maps each group whose parameters differ to the rank that broadcasts.
     source_of_group = {}
     for ranks in map(tuple, groups):
-        difference = _difference([seen[rank] for rank in ranks])
+        difference = _difference([sums_by_rank[rank] for rank in ranks])
         if difference == "in shape":
             raise _CannotMoveError("whose parameters differ in shape between the ranks")
         if difference:
@@ -185,33 +194,38 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
     if len(ranks) == len(groups):
         return f"differed between the ranks: all have those of rank {source_of_group[ranks]} now"
     named = "; ".join(
-        f"{named_ranks(theirs)} have those of rank {source} now" for theirs, source in source_of_group.items()
+        f"{named_ranks(members)} have those of rank {source} now"
+        for members, source in source_of_group.items()
     )
     return f"differed between the ranks of its group: {named}. Make its optimizer again"
 
 
 def _initialise_again(
     ddp: DistributedDataParallel, arguments: Mapping[str, Any], order: Sequence[int]
-) -> tuple[str, Attachments]:
-    """Initialise a DDP object on the present group, in place and with its buckets in the given order.
+) -> tuple[str, tuple[Any, Any] | None]:
+    """Initialise a DDP object on the present group, in place and with its buckets in the given order, and
+    with the module hooks and switches that it had.
 
     Returns:
-        (the error, empty if there was none; the hooks and settings that the person had put on the object).
+        (the error, or '' for none; the (state, communication hook) of the person, to be registered again, or
+        None if there is none).
     """
-    attachments = collect(ddp)
+    attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
+    hook = ddp_objects.registered_hook(ddp)
 
     def initialise() -> None:
         # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
         torch_private.initialise_ddp(ddp, ddp.module, order, **{**arguments, "init_sync": False})
 
-    _, problem = ask(ddp, initialise)
+    _, problem = run_limited(ddp, initialise)
     if not problem:
-        put_back(ddp, attachments)
-    return problem, attachments
+        # The very dicts of before: the handles with which a person removes a hook refer to them.
+        vars(ddp).update(attributes)
+    return problem, hook
 
 
 def _drop_debugger_objects() -> None:
-    """Drop the DDP objects to which only the frames kept for `%debug` refer: nobody will train with them."""
+    """Drop the DDP objects to which only the frames kept for `%debug` refer: they are not used any more."""
     frames = {id(frame) for frame in kept_failure.kept_frames()}
     for ddp_ref in ddp_objects.references() if frames else ():
         ddp = ddp_ref()
@@ -243,12 +257,6 @@ def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     return {names.get(id(ddp), f"DDP object {number}"): ddp for ddp, (number, _) in made.items()}
 
 
-def _agree_on_the_next_number() -> None:
-    """Set the number of the next DDP object to the largest count of all ranks, so that no object of a new
-    rank gets the number of an object that only the other ranks have. A collective."""
-    ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
-
-
 def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:
     """Return which keys all ranks have. A collective.
 
@@ -260,11 +268,11 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
     Returns:
         The keys that all ranks have, in order, and a line for each key that only some have.
     """
-    theirs = exchange.gather(list(mine))
-    everywhere = [key for key in theirs[source] if all(key in keys for keys in theirs)]
+    keys_by_rank = exchange.gather(list(mine))
+    everywhere = [key for key in keys_by_rank[source] if all(key in keys for keys in keys_by_rank)]
     lines = []
-    for key in dict.fromkeys(itertools.chain.from_iterable(theirs)):
-        without = [rank for rank, keys in enumerate(theirs) if key not in keys]
+    for key in dict.fromkeys(itertools.chain.from_iterable(keys_by_rank)):
+        without = [rank for rank, keys in enumerate(keys_by_rank) if key not in keys]
         if without and (key, *without) not in _reported:
             _reported.add((key, *without))
             named = ", ".join(map(str, without))
@@ -272,19 +280,14 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
     return everywhere, lines
 
 
-def _parameters_and_sums(ddp: DistributedDataParallel) -> tuple[list[Tensor], list[Any]]:
-    """Return an object's parameters, and their shapes and sums, which are compared over the ranks."""
-    parameters = list(ddp.module.parameters())
-    return parameters, _shapes_and_sums(parameters)
-
-
 def _shapes_and_sums(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the shape and the fingerprint of each tensor, as JSON."""
+    """Return [the shape of each tensor, the fingerprint of each tensor], as JSON."""
     _allow_time(tensors)
     return [[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]]
 
 
 def _allow_time(tensors: Iterable[Tensor]) -> None:
+    """Extend the time limit of the running `run_limited` by the time to read these tensors."""
     persons_objects.allow(sum(tensor.numel() for tensor in tensors) / _ELEMENTS_PER_S)
 
 
@@ -294,27 +297,28 @@ def _difference(gathered: Sequence[Any]) -> str:
     Args:
         gathered: the `_shapes_and_sums` of these ranks.
     """
-    if any(shapes != gathered[0][0] for shapes, _ in gathered):
+    first_shapes, first_sums = gathered[0]
+    if any(shapes != first_shapes for shapes, _ in gathered):
         return "in shape"
-    return "in value" if any(sums != gathered[0][1] for _, sums in gathered) else ""
+    return "in value" if any(sums != first_sums for _, sums in gathered) else ""
 
 
 def _fingerprint(tensor: Tensor) -> list[int]:
     """Return the sum of the bit patterns of a tensor's elements, and the sum of their squares, as 64-bit
     integers.
 
-    The order of the additions does not change them. It would change a sum of floats, and depends on the
-    number of threads and the processor. The squares tell changes that cancel each other in the first sum.
+    Sums of integers do not depend on the order of the additions, which differs with the number of threads and
+    the processor; sums of floats would. The squares reveal changes that cancel each other in the first sum.
     """
     values = tensor.detach().resolve_conj().resolve_neg()
     if values.is_complex():
         values = torch.view_as_real(values)
     bits = values.view(_INTEGERS[values.element_size()])
-    if bits.numel() <= _PART:
+    if bits.numel() <= _MAX_ELEMENTS_AT_ONCE:
         return _sums(bits).tolist()
     # In parts, because each is copied, and memory may be short after a failure.
     longest = max(range(bits.ndim), key=bits.shape.__getitem__)
-    parts = bits.split(max(1, bits.shape[longest] * _PART // bits.numel()), longest)
+    parts = bits.split(max(1, bits.shape[longest] * _MAX_ELEMENTS_AT_ONCE // bits.numel()), longest)
     return functools.reduce(torch.add, map(_sums, parts)).tolist()
 
 
@@ -325,12 +329,11 @@ def _sums(bits: Tensor) -> Tensor:
 
 
 def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
-    """Return an optimizer's state, and what the ranks compare of it.
+    """Return an optimizer's state, and a fingerprint of it.
 
     Returns:
-        The state.
-        What the ranks compare, as JSON: [[the names of the tensors, settings, other values], [shapes, sums]].
-        The reason why the state cannot be sent; '' if it can.
+        (the state; a list, as JSON, that is equal on two ranks if their states are; the reason why the state
+        cannot be sent, or '' if it can).
     """
     nothing = OptimizerState({}, {}, [])
 
@@ -340,12 +343,12 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
             state = optimizers.state_of(optimizer)
         except ConfigError as error:
             return nothing, [], f"{error}. Make it again on all ranks"
-        in_order = sorted(state.tensors)
-        names_and_values = [in_order, str(_settings(state)), str(sorted(state.values.items()))]
-        return state, [names_and_values, _shapes_and_sums([state.tensors[key] for key in in_order])], ""
+        names = sorted(state.tensors)
+        sums = _shapes_and_sums([state.tensors[name] for name in names])
+        return state, [names, str(_settings(state)), str(sorted(state.values.items())), sums], ""
 
     # The optimizer may be of the person's own class, whose code may fail or never end.
-    answer, failure = ask(optimizer, read)
+    answer, failure = run_limited(optimizer, read)
     return answer or (nothing, [], f"its state could not be compared over the ranks ({failure})")
 
 
@@ -361,19 +364,19 @@ def _load_state(
     Args:
         optimizer: this rank's.
         groups: this rank's parameter groups.
-        settings: the settings of the other rank's parameter groups; a cell that raised may have added a group
-            on one of the two ranks alone.
+        settings: the settings of the other rank's parameter groups.
         values, tensors: the rest of the other rank's state.
 
     Raises:
-        ConfigError: the two ranks have different parameter groups.
+        ConfigError: the two ranks have different numbers of parameter groups, as after a cell that added a
+            group on one of them and raised on the other.
     """
     if len(groups) != len(settings):
         raise ConfigError(f"it has {len(groups)} parameter group(s) here and {len(settings)} there")
     # The parameters stay this rank's own; only settings such as the learning rate come from the other rank.
     merged = [
-        before | {name: _with_types_of(before.get(name), value) for name, value in theirs.items()}
-        for before, theirs in zip(groups, settings, strict=True)
+        group | {name: _convert_like(group.get(name), value) for name, value in sent.items()}
+        for group, sent in zip(groups, settings, strict=True)
     ]
     _allow_time(tensors.values())
     optimizers.load_state(optimizer, OptimizerState(tensors, values, merged))
@@ -400,27 +403,29 @@ def _as_json(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-def _with_types_of(before: Any, value: Any) -> Any:
-    """Return a setting of another rank with the types that this rank's has: tuples and tensors."""
-    if isinstance(before, tuple):
-        return tuple(_with_types_of(*pair) for pair in zip(before, value, strict=True))
-    return torch.full_like(before, value) if isinstance(before, Tensor) else value
+def _convert_like(setting: Any, value: Any) -> Any:
+    """Convert a setting of another rank, which came as JSON, to the types of this rank's: tuples and
+    tensors."""
+    if isinstance(setting, tuple):
+        return tuple(_convert_like(*pair) for pair in zip(setting, value, strict=True))
+    return torch.full_like(setting, value) if isinstance(setting, Tensor) else value
 
 
-def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
+def _optimizer_parameters(variables: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
     """Return the parameters of each optimizer by the name of its variable, and a line for each whose
     parameters cannot be read."""
-    parameters, lines = {}, []
+    by_name, lines = {}, []
     for name, value in variables.items():
-        # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
-        if is_a(value, Optimizer) and not has_group(value):
-            own_parameters, problem = ask(value, functools.partial(user_groups.optimizer_parameters, value))
-            if own_parameters is not None:
-                parameters[name] = own_parameters
+        # An optimizer that holds a group has a part of the state on each rank, as ZeroRedundancyOptimizer
+        # has.
+        if is_a(value, Optimizer) and not [*_held_groups(value)]:
+            parameters, problem = user_groups.optimizer_parameters(value)
+            if parameters is not None:
+                by_name[name] = parameters
             elif (name, problem) not in _reported:
                 _reported.add((name, problem))
                 lines.append(f"{name}: its parameters could not be read ({problem})")
-    return parameters, lines
+    return by_name, lines
 
 
 def _share_optimizers(
@@ -439,7 +444,7 @@ def _share_optimizers(
     """
     # Only an optimizer whose parameters are all those of moved objects can have one state on all ranks.
     shared = {id(parameter) for ddp in moved for parameter in walk_parameters(ddp)}
-    parameters_by_name, lines = _parameters_of_each(variables)
+    parameters_by_name, lines = _optimizer_parameters(variables)
     mine = {
         name: variables[name]
         for name, parameters in parameters_by_name.items()
@@ -448,25 +453,21 @@ def _share_optimizers(
     everywhere, only_some = _on_every_rank(mine, source, "optimizer")
     lines += only_some
     for name in everywhere:
-        state, seen_here, problem = _optimizer_state(mine[name])
-        on_every_rank = exchange.gather([problem, seen_here])
-        if any(problems := [theirs for theirs, _ in on_every_rank]):
+        state, fingerprint, problem = _optimizer_state(mine[name])
+        problems, fingerprints = zip(*exchange.gather([problem, fingerprint]), strict=True)
+        if any(problems):
             lines.append(f"{name}: {next(filter(None, problems))}")
             continue
-        seen = [theirs for _, theirs in on_every_rank]
-        if all(compared == seen[0][0] for compared, _ in seen) and not _difference(
-            [sums for _, sums in seen]
-        ):
+        if all(other == fingerprints[0] for other in fingerprints):
             continue
         # They differ: send the state of `source` to the others.
         tensors = dict(exchange.broadcast_tensors(state.tensors, source, moved[0].device))
-        theirs, values = exchange.broadcast([_settings(state), state.values], source)
+        settings, values = exchange.broadcast([_settings(state), state.values], source)
         problem = ""
         if dist.get_rank() != source:
-            load = functools.partial(_load_state, mine[name], state.groups, theirs, values, tensors)
-            _, problem = ask(mine[name], load)
-        if any(problems := exchange.gather(problem)):
-            raised = next(filter(None, problems))
+            load = functools.partial(_load_state, mine[name], state.groups, settings, values, tensors)
+            _, problem = run_limited(mine[name], load)
+        if raised := next(filter(None, exchange.gather(problem)), ""):
             lines.append(
                 f"the state of {name} differs between the ranks ({raised}). Make it again on all ranks"
             )
@@ -475,55 +476,29 @@ def _share_optimizers(
     return lines
 
 
-@dataclass(frozen=True)
-class Attachments:
-    """The hooks, switches and communication hook that the person had put on a DDP object."""
-
-    attributes: dict[str, Any]
-    hook: tuple[Any, Any] | None
-    """The state and the communication hook."""
-
-    @property
-    def name_of_hook(self) -> str:
-        """Return the hook's name; empty if there is no hook."""
-        if self.hook is None:
-            return ""
-        _, hook = self.hook
-        is_function = is_a(hook, (FunctionType, MethodType, BuiltinFunctionType))
-        return hook.__qualname__ if is_function else type(hook).__name__
+def _hook_name(state_and_hook: tuple[Any, Any] | None) -> str:
+    """Return the name of a communication hook, given with its state; empty for None."""
+    if state_and_hook is None:
+        return ""
+    _, hook = state_and_hook
+    is_function = is_a(hook, (FunctionType, MethodType, BuiltinFunctionType))
+    return hook.__qualname__ if is_function else type(hook).__name__
 
 
-def collect(ddp: DistributedDataParallel) -> Attachments:
-    """Return the hooks, switches and communication hook of a DDP object, to be put back once it is
-    initialised again."""
-    attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
-    return Attachments(attributes, ddp_objects.hook_of(ddp))
-
-
-def put_back(ddp: DistributedDataParallel, attachments: Attachments) -> None:
-    """Put the hooks and switches back on a DDP object that was initialised again; the communication hook is
-    registered later."""
-    # The very dicts of before: the handles with which a hook is removed refer to them.
-    vars(ddp).update(attachments.attributes)
-
-
-def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before: Any) -> str:
+def _register_hook(ddp: DistributedDataParallel, state_and_hook: tuple[Any, Any], before: Any) -> str:
     """Register a DDP object's communication hook again, on the new group.
 
     Args:
         ddp: the object.
-        attachments: the hook and its state, as `collect` returned them.
+        state_and_hook: the hook's state, and the hook.
         before: the default group that has ended.
 
     Returns:
         A sentence for the person; empty if nothing has changed for them.
     """
-    if attachments.hook is None:
-        return ""
-    state, hook = attachments.hook
-    name = attachments.name_of_hook
-    state = on_new_group(state, before)
-    if any(group not in torch_private.living_groups() for group in _groups_of(state)):
+    name = _hook_name(state_and_hook)
+    state, hook = on_new_group(state_and_hook[0], before), state_and_hook[1]
+    if any(group not in torch_private.living_groups() for group in _held_groups(state)):
         return f"its communication hook {name} is on a group of your own: make it and register the hook again"
     note = ""
     if _begin_compression_again(state):
@@ -533,8 +508,13 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
 
 
 def on_new_group(thing: Any, before: Any) -> Any:
-    """Replace the default group that has ended by the new one, where an object is that group or has it as an
-    attribute; return the object, or the new group."""
+    """Replace the default group that has ended by the new one if an object is that group or has it as an
+    attribute. Return the object, or the new group in its place.
+
+    Args:
+        thing: the object.
+        before: the group that has ended; None where there was none.
+    """
     if before is None:
         return thing
     if thing is before:
@@ -544,12 +524,7 @@ def on_new_group(thing: Any, before: Any) -> Any:
     return thing
 
 
-def has_group(thing: Any) -> bool:
-    """Return whether an object is a process group, or has one as an attribute."""
-    return any(True for _ in _groups_of(thing))
-
-
-def _groups_of(thing: Any) -> Iterator[dist.ProcessGroup]:
+def _held_groups(thing: Any) -> Iterator[dist.ProcessGroup]:
     """Yield the object if it is a process group, and the process groups among its attributes."""
     for value in [thing, *persons_objects.attributes(thing).values()]:
         if is_a(value, dist.ProcessGroup):

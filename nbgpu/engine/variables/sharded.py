@@ -1,21 +1,23 @@
-"""The person's models under `fully_shard` and DTensors, once their groups were made again."""
+"""Prepares the person's models under `fully_shard` and DTensors for further use, once their groups were made
+again."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from nbgpu.engine.group import exchange, torch_private
-from nbgpu.engine.variables.persons_objects import ask, is_a, walk_parameters
+from nbgpu.engine.variables.persons_objects import is_a, run_limited, walk_parameters
 from nbgpu.engine.variables.user_groups import Owned
 
 _reported: dict[str, list[int]] = {}
-"""By the name of a variable: how many in-place changes each rank was ahead of the last one, at the last
-comparison."""
+"""For each rank, by how many in-place changes a variable was ahead of the rank with the fewest, at the last
+comparison; by the variable's name."""
 
 
 def reset() -> list[str]:
@@ -28,7 +30,7 @@ def reset() -> list[str]:
     torch_private.forget_layouts()
     lines = []
     for model in _models():
-        _, problem = ask(model, functools.partial(torch_private.reset_sharded, model))
+        _, problem = run_limited(model, functools.partial(torch_private.reset_sharded, model))
         if problem:
             lines.append(
                 f"a {type(model).__name__} could not forget its last step ({problem}): make it again"
@@ -54,10 +56,10 @@ def unequal(moved: list[Owned]) -> list[str]:
     No rank has a copy of another rank's shard, so nothing can make such shards equal. Each difference is
     reported once.
     """
-    changes = exchange.gather({thing.name: _num_changes(thing.value) for thing in moved})
+    changes_by_rank = exchange.gather({thing.name: _num_changes(thing.value) for thing in moved})
     lines = []
-    for name in dict.fromkeys(name for theirs in changes for name in theirs):
-        counts = [theirs[name] for theirs in changes if theirs.get(name) is not None]
+    for name in dict.fromkeys(itertools.chain.from_iterable(changes_by_rank)):
+        counts = [changes[name] for changes in changes_by_rank if changes.get(name) is not None]
         ahead = [count - min(counts) for count in counts]
         if any(ahead) and _reported.get(name) != ahead:
             lines.append(

@@ -28,6 +28,7 @@ everywhere."""
 _NUM_BYTES_COMPARED = 65_536
 """The number of bytes of a text to compare, from each end."""
 _MAX_ITEMS_COMPARED = 1000
+"""The largest number of items of a container that is compared."""
 _DEPTH = 3
 """The depth to which nested containers are searched for tensors."""
 _MAX_CONTENT_CHARS = 40
@@ -147,29 +148,27 @@ def _facts_of_module(value: nn.Module) -> dict[str, Any]:
 def _fingerprint(value: Any, deadline_s: float) -> str:
     """Return a short hash of a value, for comparison over the ranks; empty for other kinds of objects, and
     after the deadline."""
+    if isinstance(value, Tensor):
+        return _fingerprint_of_tensors([value], deadline_s)
+    if isinstance(value, nn.Module):
+        return _fingerprint_of_tensors([*value.parameters(), *value.buffers()], deadline_s)
     digest = hashlib.blake2b(digest_size=8)
     if isinstance(value, str | bytes):
         ends = value[:_NUM_BYTES_COMPARED], value[-_NUM_BYTES_COMPARED:]
         digest.update(repr((len(value), ends)).encode())
-        return digest.hexdigest()
-    if isinstance(value, _SCALARS) or _is_short_and_plain(value):
+    elif isinstance(value, _SCALARS) or _is_short_and_plain(value):
         digest.update(repr(value).encode())
-        return digest.hexdigest()
-    if isinstance(value, Tensor):
-        return _fingerprint_of_tensors([value], deadline_s)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSUmM":
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufcSUmM":
         flat = value.reshape(-1)[:: max(1, value.size // _NUM_ELEMENTS_COMPARED)]
         digest.update(np.ascontiguousarray(flat).tobytes())
-        return digest.hexdigest()
-    if isinstance(value, nn.Module):
-        return _fingerprint_of_tensors([*value.parameters(), *value.buffers()], deadline_s)
-    if isinstance(value, FunctionType | type):
+    elif isinstance(value, FunctionType | type):
         members = list(vars(value).values()) if isinstance(value, type) else [value]
         for function in members:
             if isinstance(function, FunctionType):
                 _add_code(digest, function.__code__)
-        return digest.hexdigest()
-    return ""
+    else:
+        return ""
+    return digest.hexdigest()
 
 
 def _add_code(digest: Any, code: CodeType) -> None:

@@ -15,8 +15,11 @@ _WHERE_TO_DEFINE = "Send it first, with %push and its name"
 
 
 def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
-    """Return variables of this rank, or values of expressions, to the notebook, which has opened shared
-    memory for them (`%pull`).
+    """Return variables of this rank, or values of expressions, to the notebook (`%pull`).
+
+    Args:
+        names: the variables and expressions.
+        into: the shared memory that the notebook has opened for their bytes.
 
     Returns:
         The parcel; its bytes, or None if they were written into that memory; the names of functions and

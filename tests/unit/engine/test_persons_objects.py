@@ -44,10 +44,10 @@ class _Asked:
 @pytest.mark.parametrize("how", ENDLESS)
 def test_code_that_does_not_end_is_ended_and_not_asked_again(how: str) -> None:
     asked = _Asked()
-    answer, problem = persons_objects.ask(asked, ENDLESS[how], 0.1)
+    answer, problem = persons_objects.run_limited(asked, ENDLESS[how], 0.1)
     assert (answer, problem) == (None, "its code had not ended after 0.1 s")
-    assert persons_objects.ask(asked, lambda: 1) == (None, "its code had not ended after 10 s")
-    assert persons_objects.ask(_Asked(), lambda: 1) == (1, "")
+    assert persons_objects.run_limited(asked, lambda: 1) == (None, "its code had not ended after 10 s")
+    assert persons_objects.run_limited(_Asked(), lambda: 1) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_code_that_does_not_end_is_ended_and_not_asked_again(how: str) -> None:
     ],
 )
 def test_code_that_raises_gives_the_reason(question: Callable[[], Any], problem: str) -> None:
-    assert persons_objects.ask(_Asked(), question) == (None, problem)
+    assert persons_objects.run_limited(_Asked(), question) == (None, problem)
 
 
 def test_stop_passes_through() -> None:
     with pytest.raises(KeyboardInterrupt):
-        persons_objects.ask(_Asked(), lambda: _raise(KeyboardInterrupt()))
+        persons_objects.run_limited(_Asked(), lambda: _raise(KeyboardInterrupt()))
 
 
 def test_modules_are_read_past_their_own_methods() -> None:

@@ -1,4 +1,4 @@
-"""The clock over collectives: what it counts, and whom it names.
+"""The watchdog over collectives: what it counts, and whom it names.
 
 Over real ranks: tests/faults/cells/test_late_collectives.py.
 """
@@ -24,7 +24,7 @@ LATE = CollectiveInFlight("0", True, "gloo", "all_reduce", 7, False, "[3, 4] Flo
 
 
 class Watched:
-    """A clock over made-up collectives, and what it has given up."""
+    """A watchdog over made-up collectives, and what it has given up."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.unfinished: dict[str, str] = {"earlier": "3"}
@@ -33,11 +33,11 @@ class Watched:
         self.store = dist.HashStore()
         monkeypatch.setattr(torch_private, "unfinished_groups", lambda: dict(self.unfinished))
         monkeypatch.setattr(torch_private, "collectives_in_flight", lambda: dict(self.in_flight))
-        monkeypatch.setattr(torch_private, "ranks_of", lambda name: [0, 1, 2] if name == "0" else [])
+        monkeypatch.setattr(torch_private, "group_ranks", lambda name: [0, 1, 2] if name == "0" else [])
         monkeypatch.setattr(collective_timeout, "_timeouts_s", {})
         monkeypatch.setattr(collective_timeout, "_message", "")
         monkeypatch.setattr(collective_timeout, "_is_due", False)
-        self.clock = collective_timeout._Clock(TIMEOUT_S, 0, self.store, self._give_up)
+        self.watchdog = collective_timeout.Watchdog(TIMEOUT_S, 0, self.store, self._give_up)
 
     def _give_up(self, note: Callable[[], None]) -> None:
         self.num_given_up += 1
@@ -57,12 +57,12 @@ def test_a_collective_that_outlasts_the_timeout_is_named_with_those_who_had_not_
     watched: Watched,
 ) -> None:
     watched.begin(LATE)
-    watched.clock.look(100.0, 0.0)
-    watched.clock.look(107.9, 0.0)
+    watched.watchdog.look(100.0, 0.0)
+    watched.watchdog.look(107.9, 0.0)
     assert watched.num_given_up == 0
     watched.store.set("nbgpu/waits/0/0/1", "7")
     watched.store.set("nbgpu/waits/0/0/2", "6")
-    watched.clock.look(108.0, 0.0)
+    watched.watchdog.look(108.0, 0.0)
     assert watched.num_given_up == 1
     error = collective_timeout.take_error()
     assert str(error) == (
@@ -75,13 +75,13 @@ def test_a_collective_that_outlasts_the_timeout_is_named_with_those_who_had_not_
 
 def test_progress_and_time_in_which_the_process_stood_still_do_not_count(watched: Watched) -> None:
     watched.begin(LATE)
-    watched.clock.look(100.0, 0.0)
+    watched.watchdog.look(100.0, 0.0)
     watched.unfinished["world"] = "7"
-    watched.clock.look(107.0, 0.0)
-    watched.clock.look(114.0, 0.0)
-    watched.clock.look(134.0, 19.5)
+    watched.watchdog.look(107.0, 0.0)
+    watched.watchdog.look(114.0, 0.0)
+    watched.watchdog.look(134.0, 19.5)
     assert watched.num_given_up == 0
-    watched.clock.look(134.6, 0.0)
+    watched.watchdog.look(134.6, 0.0)
     assert watched.num_given_up == 1
 
 
@@ -89,7 +89,7 @@ def test_groups_of_earlier_generations_and_groups_that_ended_do_not_count(watche
     watched.begin(replace(LATE, group="ended"), "ended")
     watched.begin(LATE, "earlier")
     for now_s in range(100, 200, 2):
-        watched.clock.look(float(now_s), 0.0)
+        watched.watchdog.look(float(now_s), 0.0)
     assert watched.num_given_up == 0
 
 
@@ -97,9 +97,9 @@ def test_each_group_has_the_timeout_that_it_was_made_with(watched: Watched) -> N
     collective_timeout.allow("0", 60.0)
     watched.begin(LATE)
     for now_s in range(100, 160, 4):
-        watched.clock.look(float(now_s), 0.0)
+        watched.watchdog.look(float(now_s), 0.0)
     assert watched.num_given_up == 0
-    watched.clock.look(160.0, 0.0)
+    watched.watchdog.look(160.0, 0.0)
     assert watched.num_given_up == 1
 
 
@@ -107,8 +107,8 @@ def test_only_errors_of_torch_are_explained(watched: Watched) -> None:
     cut = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
     assert collective_timeout.explain(cut) is cut
     watched.begin(LATE)
-    watched.clock.look(100.0, 0.0)
-    watched.clock.look(109.0, 0.0)
+    watched.watchdog.look(100.0, 0.0)
+    watched.watchdog.look(109.0, 0.0)
     own = RuntimeError("of the person's code")
     assert collective_timeout.explain(own) is own
     assert collective_timeout.explain(ValueError("gloo")).args == ("gloo",)

@@ -22,7 +22,7 @@ torch_private.init_fake_group(0, 2)
 if ddp.mixed_precision is None:
     ddp(torch.ones(2, 3)).sum().backward()
     assert all(parameter.grad is not None for parameter in ddp.parameters())
-print(ddp_objects.hook_of(ddp))
+print(ddp_objects.registered_hook(ddp))
 """
 
 
