@@ -279,10 +279,15 @@ def complete(folder: Path, last_step: int, surely: bool = False) -> None:
         folder: the run's folder.
         last_step: the last step that any rank has recorded.
         surely: whether to rewrite the files in any case, because their last steps may lack a rank's rows.
+
+    Raises:
+        RunError: `run_info.json` is damaged; the files stay as they are.
     """
     if not (folder / names.INFO).exists():
         return
     if surely or _last_step(folder / METRICS) < last_step:
+        # Before the files go: without the info they could not be written again.
+        runs.read_info(folder)
         for name in (METRICS, EPOCHS):
             (folder / name).unlink(missing_ok=True)
         MetricsWriter(folder).finish()

@@ -113,6 +113,8 @@ def test_a_bad_file_is_named_on_every_rank(
         encode_volumes(run.folder, tmp_path / "out", data=str(tmp_path / "list.json"))
     with pytest.raises(ConfigError, match="window=7 must be a multiple of 2"):
         encode_volumes(run.folder, tmp_path / "out", window=7)
+    with pytest.raises(ConfigError, match="max_volumes=0 must be 1 or more"):
+        encode_volumes(run.folder, tmp_path / "out", max_volumes=0)
 
 
 def test_the_panel_gets_pictures_of_each_validation(run: Run) -> None:

@@ -34,6 +34,7 @@ from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.machine.watched import LifetimeWatch
 from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
 from nbgpu.protocol.records import Device, GivenUp
+from nbgpu.text.ranks import count_of_ranks, named_ranges
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -355,12 +356,8 @@ def _reason_after_resize(num_before: int, num_now: int, on_several_hosts: bool) 
         # A host that is lost need not have had the last ranks.
         gone = ", without what the lost ranks held of it"
     elif num_now < num_before:
-        last = f" to {num_before - 1}" if num_before - num_now > 1 else ""
-        gone = f", without what rank {num_now}{last} held of it"
-    return (
-        f"this belonged to the process group of {num_before} rank{'s' if num_before > 1 else ''}; make it again for "
-        f"{num_now}{gone}. It was"
-    )
+        gone = f", without what {named_ranges(range(num_now, num_before))} held of it"
+    return f"this belonged to the process group of {count_of_ranks(num_before)}; make it again for {num_now}{gone}. It was"
 
 
 def _adopt_spec(before: RankSpec, spec: RankSpec, rank_shell: InteractiveShell) -> None:

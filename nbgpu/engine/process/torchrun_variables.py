@@ -95,7 +95,7 @@ def set_master(store: Store) -> None:
 def hide_from_children() -> None:
     """Take the variables out of the environment that child processes inherit, unless the person has changed
     one of them: a person who does that is preparing the environment of a child."""
-# Asking C first takes a quarter of the time of the comparison, before every cell.
+    # Asking C first takes a quarter of the time of the comparison, before every cell.
     if any(map(_getenv, _names_in_c)) and _set_here.items() <= os.environ.items():
         for name in _set_here:
             os.unsetenv(name)

@@ -178,7 +178,8 @@ def encode_volumes(
         max_volumes: the largest number of volumes; the first ones are taken.
 
     Raises:
-        ConfigError: the run is of another recipe, or `window` does not fit the network.
+        ConfigError: the run is of another recipe, `window` does not fit the network, or `max_volumes` is
+            below 1.
         DataError: on every rank; the message names all files with a bad header before the first is encoded,
             or one file with bad voxels.
         RunError: the run has no such checkpoint.
@@ -195,6 +196,8 @@ def encode_volumes(
             f"window={window} must be a multiple of {shrink} (one number, or three), and overlap={overlap} from 0 to "
             "below 1"
         )
+    if max_volumes is not None and max_volumes < 1:
+        raise ConfigError(f"max_volumes={max_volumes} must be 1 or more")
     network = load_trained(folder, which).to(device)
     assert isinstance(network, AutoencoderKL)
     dtype = next(network.parameters()).dtype

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nbgpu.errors import RunError
 from nbgpu.protocol.records import Device, EpochSpan, Event, RunInfo, Sample
-from nbgpu.run_folder import metrics_files
+from nbgpu.run_folder import metrics_files, names
 from nbgpu.run_folder.metrics_table import EpochSummarizer, EpochSummary, MetricsRow, MetricsTable
 from nbgpu.run_folder.rank_files import Tail, record_path
 from nbgpu.run_folder.recorder import Recorder
@@ -239,6 +240,16 @@ def test_files_of_a_run_whose_rank_0_died_are_completed(folder: Path) -> None:
     before = (folder / metrics_files.METRICS).stat().st_mtime_ns
     metrics_files.complete(folder, last_step=3)
     assert (folder / metrics_files.METRICS).stat().st_mtime_ns == before
+
+
+def test_files_stay_where_they_cannot_be_written_again(folder: Path) -> None:
+    record(folder, range(1, 4), end=False)
+    metrics_files.MetricsWriter(folder).update()
+    before = table(folder)
+    (folder / names.INFO).write_text("{")
+    with pytest.raises(RunError):
+        metrics_files.complete(folder, last_step=3)
+    assert table(folder) == before
 
 
 def test_a_table_whose_last_step_lacks_a_rank_is_known(folder: Path) -> None:
