@@ -13,10 +13,11 @@ _ANYWHERE = "192.0.2.1", 9
 """An address reserved for documentation (RFC 5737), to find the default route. Nothing is sent there."""
 
 
-def addresses() -> dict[str, str]:
-    """Return the IPv4 address of each interface that has one."""
+def names_by_address() -> dict[str, str]:
+    """Return the interface of each IPv4 address of this host. An interface may have several, the first one
+    first."""
     return {
-        name: entry.address
+        entry.address: name
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family == socket.AF_INET
@@ -34,11 +35,11 @@ def address_of(interface: str) -> tuple[str, str]:
     """
     if interface == "auto":
         return towards(*_ANYWHERE)
-    present = addresses()
-    for name, address in present.items():
+    present = names_by_address()
+    for address, name in present.items():
         if interface in (name, address):
             return name, address
-    names = ", ".join(f"{name} ({address})" for name, address in present.items())
+    names = ", ".join(f"{name} ({address})" for address, name in present.items())
     raise ConfigError(f"interface = {interface!r}: there is none with an address. Name one of {names}")
 
 
@@ -51,5 +52,4 @@ def towards(host: str, port: int) -> tuple[str, str]:
             local = probe.getsockname()[0]
         except OSError:
             local = LOOPBACK
-    name = next((name for name, address in addresses().items() if address == local), "lo")
-    return name, local
+    return names_by_address().get(local, "lo"), local

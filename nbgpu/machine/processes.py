@@ -225,6 +225,13 @@ def wait_status(pid: int) -> int | None:
     return int(fields[52 - 3]) if fields[0] in _ENDED else None
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as 'SIGKILL', or 'signal 35' for a real-time signal without one."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
 def interrupt_programs_of(pid: int) -> None:
     """Send SIGINT to the programs that a process has started, as a terminal would. Left out are forks of the
     process itself, such as data workers, and detached programs, which the process adopted when their parents

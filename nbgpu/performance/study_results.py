@@ -52,10 +52,11 @@ class PointSummary:
     """The median time of all steps of all repeats."""
     step_between_s: Interval
     relative: float
-    """Samples per second, divided by those of the first point."""
+    """Samples per second, divided by those of the reference, which is the measured point with the fewest
+    ranks."""
     relative_between: Interval
     ideal: float
-    """The value of `relative` if every rank were as fast as the ranks of the first point."""
+    """The value of `relative` if every rank were as fast as the ranks of the reference."""
     parts_s: Mapping[str, float]
     slowest: tuple[int, float] | None
     unsteadiness: float
@@ -77,7 +78,7 @@ class PointSummary:
 
     @property
     def efficiency(self) -> float:
-        """Samples per second of each rank, divided by those of a rank of the first point."""
+        """Samples per second of each rank, divided by those of a rank of the reference."""
         return self.relative / self.ideal
 
     @property

@@ -24,8 +24,8 @@ ONE_REPEAT = "one repeat has no interval. Measure with repeats=3"
 
 
 def doubt(point: PointSummary) -> str:
-    """Return why the comparison of a point with the first one is not decided, and what would decide it; an
-    empty text if it is decided, and for the first point itself."""
+    """Return why the comparison of a point with the reference is not decided, and what would decide it; an
+    empty text if it is decided, and for the reference itself."""
     if point.is_reference:
         return ""
     low, high = point.relative_between
@@ -40,7 +40,7 @@ def doubt(point: PointSummary) -> str:
 
 
 def point_verdict(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) -> str:
-    """Return the samples per second of a point relative to the first point, or why that is not decided.
+    """Return the samples per second of a point relative to the reference, or why that is not decided.
 
     Args:
         summary: the points of a study.

@@ -51,12 +51,12 @@ class VolumeList:
         return (*self.training, *self.validation, *self.test)
 
     def patient_of(self, path: Path, pattern: str = "") -> str:
-        """Return the patient of a file: the first group of the pattern if there is one, else as the list
-        says, else as the names of BIDS and BraTS have it. Any other file counts as one patient."""
+        """Return the patient of a file: with a pattern its first group, else as the list says, else as the
+        names of BIDS and BraTS have it. Each file without any of these is a patient of its own."""
         if not pattern and path in self.patients:
             return self.patients[path]
         matches = (re.search(one, str(path)) for one in ([pattern] if pattern else _PATIENT_IN_NAME))
-        return next((match[1] for match in matches if match), str(path))
+        return next((match[1] for match in matches if match and match[1]), str(path))
 
 
 def find_volumes(source: str) -> VolumeList:

@@ -156,7 +156,7 @@ class CellOutput:
         self.close()
 
     def close(self) -> None:
-        """Show the output that has arrived, with the value of the cell's last expression, and end the
+        """Show the output that has arrived, then the value of the cell's last expression, and end the
         output."""
         if self._closed:
             return
@@ -164,11 +164,13 @@ class CellOutput:
         self._arrivals.close()
         if not self._has_received_output and not self._incomplete and self._arrivals.are_empty:
             return  # no rank has printed or displayed anything
-        self._receive(self._ranks)
-        blocks = self._cut_to_limit(self._merger.take(time.monotonic()))
+        self._receive(ended=self._ranks)
         values = _as_lines(merged({rank: [value] for rank, value in self._values.items()}))
-        if self._transcript is None:
-            values = self._cut_to_limit(values)
+        blocks = self._cut_to_limit(self._merger.take(time.monotonic()))
+        # A short value is shown below text that was cut, where people look for it. A long one is text, too.
+        is_short = sum(len(block.texts) for block in values) <= _TAIL_LINES
+        if self._transcript is None or not is_short:
+            blocks, values = blocks + self._cut_to_limit(values), []
         if self._transcript is not None:
             self._transcript.close()
             blocks += self._closing_note(self._transcript)

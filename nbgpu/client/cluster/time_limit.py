@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+from contextlib import suppress
 
 from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.ipykernel import shell as ipython_shell
@@ -13,7 +16,7 @@ from nbgpu.client.state.release import TimeLimitWatch, tell_in_next_cell
 from nbgpu.client.variables.store import VariableStore
 from nbgpu.config import ClusterConfig
 from nbgpu.config.launchers import LAUNCHERS
-from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -58,8 +61,16 @@ def watch_over(state: ClusterState, runs: RunManager, variables: VariableStore) 
     if not jobs:
         return None
 
+    ends_mono_s: dict[int, float] = {}
+
     def time_left_s() -> float | None:
-        return min((left_s for job in jobs if (left_s := job.time_left_s()) is not None), default=None)
+        for number, job in enumerate(jobs):
+            # A job that does not answer now ends when it said last.
+            with suppress(ClusterError):
+                left_s = job.time_left_s()
+                ends_mono_s[number] = math.inf if left_s is None else time.monotonic() + left_s
+        end_mono_s = min(ends_mono_s.values(), default=math.inf)
+        return None if end_mono_s == math.inf else max(0.0, end_mono_s - time.monotonic())
 
     def warn(reason: str) -> None:
         message = reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import threading
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError
 from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.machine import numa
-from nbgpu.machine.processes import EngineProcess, ProcessId
+from nbgpu.machine.processes import EngineProcess, ProcessId, signal_name
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.cluster_processes import ABORT_HUNG
 from nbgpu.protocol.hosts import FIRST_NUMBER, JoinedHost
@@ -261,7 +260,7 @@ class HostPool:
             return "ended itself, because NCCL could not be aborted on its GPU"
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         guess = ending.killer
         if name == "SIGABRT" and not self._config.debug:
             # gloo aborts a process that is sent more than it expects.

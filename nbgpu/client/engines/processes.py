@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -24,7 +23,7 @@ from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import processes, watched
-from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.processes import ProcessId, signal_name
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.cluster_processes import KEPT
 from nbgpu.protocol.meeting import MEETING
@@ -163,7 +162,7 @@ class Processes:
         # If one of them was killed, the others have ended because of that, and with exit code 0.
         for name, code in codes.items():
             if code is not None and code < 0:
-                return f"the {name} of the cluster is gone (killed by {signal.Signals(-code).name})"
+                return f"the {name} of the cluster is gone (killed by {signal_name(-code)})"
         return f"the {' and the '.join(gone)} of the cluster {'are' if len(gone) > 1 else 'is'} gone"
 
     def _exit_code(self, name: str) -> int | None:

@@ -126,7 +126,11 @@ class Launcher(ABC):
         return ""
 
     def time_left_s(self) -> float | None:
-        """The seconds until the time limit of the hosts' job; None if there is none or it is not known."""
+        """The seconds until the time limit of the hosts' job; None if there is none.
+
+        Raises:
+            ClusterError: it is not known at present.
+        """
         return None
 
     def record(self) -> dict[str, Any]:

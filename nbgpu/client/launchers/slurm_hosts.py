@@ -146,8 +146,9 @@ class SlurmHosts(Launcher):
             return str(error)
 
     def time_left_s(self) -> float | None:
-        """The seconds until the job's time limit; None if it has none or Slurm does not answer."""
-        try:
-            return self._quick_slurm.state(self._job_number).time_left_s
-        except ClusterError:
-            return None
+        """The seconds until the job's time limit; None if it has none.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        return self._quick_slurm.state(self._job_number).time_left_s

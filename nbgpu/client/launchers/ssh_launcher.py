@@ -65,7 +65,7 @@ class SshLauncher(Launcher):
         callers = self._hosts.reach()
         if self._config.interface != "auto":
             return super().listen_at()
-        names = {address: name for name, address in interfaces.addresses().items()}
+        names = interfaces.names_by_address()
         counts = Counter(address for address in callers if address in names)
         if counts:
             ((address, _),) = counts.most_common(1)

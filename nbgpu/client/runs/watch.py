@@ -109,7 +109,7 @@ class RunWatch:
         """Whether a Stop has had to interrupt the ranks."""
         self._not_back = ""
         """The sentence about ranks that did not come back from a Stop; empty if all did."""
-        self._prepared = False
+        self._replacements_are_prepared = False
         """Whether spares and the processes that new ranks are forked from have been told to import what
         training needs."""
         self._died_at_step = 0
@@ -272,10 +272,10 @@ class RunWatch:
     def _prepare_replacements(self) -> None:
         """Start spare processes and have them import what training needs. This waits for the first step,
         because earlier it would take cores from the ranks, which still import packages themselves."""
-        if not self._prepared and self._newest_step() > self._died_at_step:
+        if not self._replacements_are_prepared and self._newest_step() > self._died_at_step:
             self._state.ranks.add_spares(self._state.config.spare)
             self._state.ranks.prepare_to_train([self._config.recipe])
-            self._prepared = True
+            self._replacements_are_prepared = True
 
     def _end_in_order(self, watch: RankWatch, hang: str) -> bool:
         """After a stop has interrupted the ranks, call them once more so that they write a checkpoint and
@@ -470,10 +470,11 @@ class RunWatch:
         return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, self._settings_since_s)
 
     def _begin_again(self, repaired: str) -> None:
-        """Have the ranks train again; the run's record gets `repaired` as the description of what
-        happened."""
+        """Have the ranks train again after some were replaced, or on another number of ranks; the run's
+        record gets `repaired` as the description of what happened."""
         self.failures = ()
-        self._prepared = False
+        # `_prepare_replacements` starts another spare in place of one that was taken.
+        self._replacements_are_prepared = False
         self._results = self._call_to_train(repaired)
 
     def _add_to_failures(self, text: str) -> None:

@@ -44,8 +44,8 @@ TABLE = "repeats.csv"
 """The file in a study's folder with a row for each repeat."""
 
 StudyState = Literal["measuring", "stopping", "finished", "stopped", "failed"]
-"""'finished' if every repeat was measured or has failed; 'failed' if repeats are left and no engines could be
-started for them."""
+"""'finished' if every repeat was measured, or has failed with an error of nbgpu, such as engines that do not
+start; 'failed' if another error ended the study, such as a full disk."""
 
 
 class Study:
@@ -170,9 +170,9 @@ class Study:
         return summarise(points, self.measured())
 
     def verdict(self, value: Any = None) -> str:
-        """Return a line that says how fast the point with this value is compared with the first point; with
-        None, which point is the fastest. If the intervals overlap, the line says so, and which measurement
-        would decide.
+        """Return a line that says how fast the point with this value is compared with the reference, which is
+        the measured point with the fewest ranks; with None, which point is the fastest. If the intervals
+        overlap, the line says so, and which measurement would decide.
 
         Raises:
             KeyError: there is no such point, or it was not measured.
@@ -224,10 +224,11 @@ class Study:
         return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:
-        """Return a sentence about the speed-up and the efficiency of a point; empty if the study does not
-        vary the number of ranks, or if the point is the first one, with which the others are compared."""
+        """Return a sentence about the speed-up and the efficiency of a point, compared with the reference
+        (see `verdict`). It is empty for the reference itself, for a point that was not measured, and if the
+        study does not vary the number of ranks."""
         summary = self.summary()[point.number]
-        # `ideal` is the number of ranks divided by that of the first point.
+        # `ideal` is the number of ranks divided by that of the point compared with.
         if self.plan.vary != studies.RANKS or not isinstance(summary, PointSummary) or summary.ideal == 1:
             return []
         low, high = summary.relative_between
@@ -272,7 +273,7 @@ class Study:
             progress: whether to show the line.
 
         Raises:
-            ClusterError: repeats are left, and no engines could be started for them.
+            ClusterError: another error than those of nbgpu ended the study, such as a full disk.
             TimeoutError: the study goes on after `timeout_s` seconds.
         """
         line = ProgressLine(self._progress, progress)

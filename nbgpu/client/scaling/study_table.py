@@ -176,7 +176,7 @@ def remarks(plan: StudyPlan, point: PointSummary | Gap) -> str:
 
 def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) -> str:
     """Return a line that says which point is the fastest or, if `value` is given, how fast the point with
-    this value is compared with the first measured point."""
+    this value is compared with the reference."""
     if value is None:
         return verdicts.fastest(summary, plan.vary)
     return verdicts.point_verdict(summary, value, plan.vary == RANKS)

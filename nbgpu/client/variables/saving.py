@@ -65,7 +65,7 @@ class Saved:
             f"({in_words(self.size_bytes)}): {_listed(self.names)}"
         ]
         if differing and self.manifest.world_size > 1:
-            lines.append(f"each rank has a value of its own: {_listed(differing)}")
+            lines.append(f"not the same on all ranks: {_listed(differing)}")
         if self.refused:
             lines += ["not saved:", *(f"  {line}" for line in self.refused)]
         return "\n".join(lines)
@@ -207,7 +207,8 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
         wanted = [name for name in wanted if name not in differing]
         there_are = "there is" if len(ranks) == 1 else "there are"
         left_out += [
-            f"{name}: {count_of_ranks(manifest.world_size)} saved values that differ, and {there_are} {len(ranks)} now"
+            f"{name}: not the same on the {count_of_ranks(manifest.world_size)} that there were, and {there_are} "
+            f"{len(ranks)} now"
             for name in differing
         ]
     served = serve(folder, folder / saved_folder.MANIFEST)

@@ -32,6 +32,7 @@ from nbgpu.engine.data.sampling import Draw, Sample
 from nbgpu.engine.frames import error_as_text
 from nbgpu.engine.memory import dev_shm
 from nbgpu.errors import DataError, RunError
+from nbgpu.machine.processes import signal_name
 
 _PR_SET_PDEATHSIG = 1
 
@@ -212,7 +213,7 @@ def _describe_exit(code: int) -> str:
         advice = "The machine was perhaps out of memory: lower num_workers or prefetch"
     elif -code == signal.SIGBUS:
         advice = dev_shm.advice()
-    return f"was killed by {signal.Signals(-code).name}. {advice}"
+    return f"was killed by {signal_name(-code)}. {advice}"
 
 
 class _FailuresAsResults(Dataset[Any]):

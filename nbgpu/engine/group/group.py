@@ -567,7 +567,7 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
 
 
 def let_go(groups: Iterable[Any]) -> None:
-    """Destroy groups that have ended on a thread of its own, once no other code holds them. A group that has
+    """On a thread of its own, destroy groups that have ended, once no other code holds them. A group that has
     not ended is left alone.
 
     gloo does not notice that a send was cut in the middle, as happens when another rank's process was

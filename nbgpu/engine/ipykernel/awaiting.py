@@ -55,7 +55,8 @@ async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
     Args:
         shell: the rank's.
         code: the cell's text.
-        silent: whether the cell is run without events and without a place in the history.
+        silent: as for IPython's `run_cell`: the cell gets no place in the history, and 'pre_run_cell' and
+            'post_run_cell' are not triggered. 'post_execute' always is.
         store_history: whether the cell gets a place in the history.
     """
     global _cell, _was_interrupted

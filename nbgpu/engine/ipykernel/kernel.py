@@ -171,15 +171,17 @@ def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) ->
 
 
 def prepare_shell(shell: Any, timeline: Callable[[], AbstractContextManager[None]]) -> None:
-    """Prepare the shell for the options that come with each cell.
+    """Keep what `with_options` needs to time a cell, and switch off the shell's history database.
 
     Args:
         shell: the rank's.
-        timeline: returns a context in which the times of the rank's work are recorded.
+        timeline: returns a context in which the times of the rank's work are recorded. It is entered for the
+            cells whose option `timeline` is set.
     """
     global _timeline
     _timeline = timeline
-    # The history database, which is gone with the engine, accepts each number only once.
+    # A cell has its number in the notebook, which comes again after a restart of the notebook's kernel. The
+    # database accepts each number only once, and is of no use, because it is gone with the engine.
     shell.history_manager.enabled = False
 
 

@@ -75,11 +75,8 @@ def install(shell: Any, device: str) -> None:
 
 
 def advice(error: BaseException, traceback: TracebackType | None) -> str:
-    """Return a sentence about a line of a script for torchrun that failed in a cell; empty for any other
-    line.
-
-    Call it before the frames of the traceback are emptied.
-    """
+    """Return a sentence that says what to write instead of a line of a script for torchrun that failed in a
+    cell; empty if the error comes from any other line."""
     if not isinstance(error, Exception):
         return ""  # the person has stopped the cell
     message = str(error)

@@ -180,7 +180,6 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
     The frames of libraries are emptied, so that the error keeps none of their variables alive.
     """
     shown_part, num_left_out = _part_to_show(traceback, full and is_cell)
-    # Before the frames are emptied: the advice reads their variables.
     advice = dev_shm.advice() if dev_shm.is_full(error) else script_lines.advice(error, traceback)
     collective = called_collective(codes(traceback))
     empty_library_frames(traceback)

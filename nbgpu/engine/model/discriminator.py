@@ -127,18 +127,20 @@ class Discriminator:
         self._seen = None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def parts(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """Return (tensors by name, 'model.*' and 'optimizer.*'; the groups of its optimizer)."""
-        moments, _, groups = optimizers.state_of(self.optimizer)
+    def parts(self) -> dict[str, Tensor]:
+        """Return the state that a step changes: tensors by name, 'model.*' and 'optimizer.*'."""
         tensors = {f"model.{name}": tensor for name, tensor in self.network.state_dict().items()}
-        return tensors | {f"optimizer.{name}": tensor for name, tensor in moments.items()}, groups
+        moments = optimizers.state_of(self.optimizer).tensors
+        return tensors | {f"optimizer.{name}": tensor for name, tensor in moments.items()}
 
-    def load(self, tensors: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
-        """Load the result of `parts` from this or another rank."""
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the result of `parts` of this or another rank, or of a checkpoint. The optimizer keeps the
+        settings of this run, and `set_lr` sets the rate before each step."""
         named: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             named[part][rest] = tensor
         self.network.load_state_dict(named["model"])
-        new_groups = [{**group, "weight_decay": self._config.weight_decay} for group in groups]
-        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, new_groups))
+        settings = self.optimizer.state_dict()["param_groups"]
+        # The optimizers of the settings keep tensors alone, so there are no other values.
+        optimizers.load_state(self.optimizer, OptimizerState(named["optimizer"], {}, settings))

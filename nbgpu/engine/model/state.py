@@ -76,7 +76,7 @@ class State:
             "scaler": self.scaler.state_dict(),
         }
         if self.discriminator is not None:
-            part, about["discriminator"] = self.discriminator.parts()
+            part = self.discriminator.parts()
             tensors |= {f"discriminator.{name}": tensor for name, tensor in part.items()}
         return tensors, about
 
@@ -104,7 +104,7 @@ class State:
         if self.average is not None:
             self.average.load_state_dict(_Part("average", tensors) or weights)
         if self.discriminator is not None and (part := _Part("discriminator", tensors)):
-            self.discriminator.load(part, about["discriminator"])
+            self.discriminator.load(part)
         self.learning_rate.load_state(about["schedule"])
         # A scaler's state is empty if it was not enabled: then this run's keeps its initial state.
         self.scaler.load_state_dict(about["scaler"] or self.scaler.state_dict())

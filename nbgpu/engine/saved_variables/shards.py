@@ -94,12 +94,9 @@ def own_attributes(value: Any, attributes: Mapping[Any, Any]) -> dict[Any, Any]:
     for name, part in attributes.items():
         if str(name).startswith(_BOOKKEEPING):
             continue
-        has_hooks = "_hooks" in str(name) and isinstance(part, dict)
-        kept[name] = (
-            type(part)({key: hook for key, hook in part.items() if key not in added_hooks})
-            if has_hooks
-            else part
-        )
+        if "_hooks" in str(name) and isinstance(part, dict) and added_hooks & part.keys():
+            part = type(part)({key: hook for key, hook in part.items() if key not in added_hooks})
+        kept[name] = part
     return kept
 
 

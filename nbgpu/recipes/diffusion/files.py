@@ -316,7 +316,7 @@ def intensity_limits(volume: Tensor, name: str) -> tuple[float, float]:
     # np.percentile, because torch.quantile takes at most 16 million values.
     low, high = (float(v) for v in np.percentile(brain.numpy(), [1, 99]))
     if low == high:
-        raise DataError(f"{name}: has no contrast: its voxels that are not 0 are {low:g}")
+        raise DataError(f"{name}: has no contrast: 98 % of its voxels that are not 0 are {low:g}")
     return low, high
 
 

@@ -164,7 +164,8 @@ class _Screen:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         for name in columns:
             justify: Literal["left", "right"] = "left" if name in _TEXT_COLUMNS else "right"
-            # Only the column of the device shrinks in a narrow window.
+            # In a narrow window the device and the warning, whose column has no title, are wrapped; the other
+            # columns keep their width.
             width = 28 if name == "device" else None
             table.add_column(name, justify=justify, max_width=width, no_wrap=name not in ("device", ""))
         for row in rows:

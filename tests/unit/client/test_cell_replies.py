@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,31 @@ def test_a_cell_whose_output_no_file_can_take_shows_its_first_and_its_last_lines
     assert "line 29\n" in shown.out
     assert "The rest is lost: " in shown.err
     assert "cannot be written (Not a directory)" in shown.err
+
+
+def _value(text: str) -> dict[str, Any]:
+    return {
+        "header": {"msg_type": "execute_result"},
+        "content": {"data": {"text/plain": text}, "metadata": {}},
+    }
+
+
+@pytest.mark.parametrize(("num_printed", "num_in_value"), [(2, 40), (30, 40), (30, 1)])
+def test_a_value_counts_as_text_unless_it_is_short(
+    num_printed: int,
+    num_in_value: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arrivals = Arrivals()
+    _print_lines(arrivals, num_printed)
+    arrivals.add(0, _value("\n".join(f"value {number}" for number in range(num_in_value))))
+    outputs.CellOutput(arrivals, [0], max_lines=12).close()
+    numbers = [int(number) for number in re.findall(r"value (\d+)$", capsys.readouterr().out, re.MULTILINE)]
+    # Of a long value the beginning, as far as it fits, and the end.
+    assert numbers == ([*range(12 - num_printed), *range(30, 40)] if num_in_value == 40 else [0])
 
 
 def test_a_disk_that_is_full_ends_no_cell(

@@ -40,3 +40,8 @@ def test_a_process_that_has_ended_is_gone() -> None:
         process.kill()
     assert not known.alive()
     assert processes.is_ending(known.pid)
+
+
+def test_a_real_time_signal_has_a_number_in_place_of_a_name() -> None:
+    assert processes.signal_name(9) == "SIGKILL"
+    assert processes.signal_name(35) == "signal 35"

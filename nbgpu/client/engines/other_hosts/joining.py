@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,14 +231,24 @@ def start_ranks(
     Raises:
         ClusterError: a rank was not forked, or did not register in time.
     """
+
+    @contextmanager
+    def explaining(host: OtherHost) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # such as HostLostError
+            raise ClusterError(f"{error}. {host.log_tail()}") from None
+
     # `fork_engines` returns at once, with a function that waits for the pids, so all hosts fork in parallel.
-    forking = [(host, host.fork_engines(num_ranks[host.name])) for host in hosts if host.name in num_ranks]
+    forking = []
+    for host in hosts:
+        if host.name in num_ranks:
+            with explaining(host):
+                forking.append((host, host.fork_engines(num_ranks[host.name])))
     assignment = RankAssignment()
     for host, wait_for_pids in forking:
-        try:
+        with explaining(host):
             pids = wait_for_pids()
-        except (OSError, ValueError) as error:
-            raise ClusterError(f"{error}. {host.log_tail()}") from None
         for number, pid in pids.items():
             rank = len(assignment.engines)
             assignment.engines[rank], assignment.processes[rank] = number, EngineProcess(host.name, pid)

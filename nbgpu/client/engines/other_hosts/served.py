@@ -496,7 +496,8 @@ def _split_file(path: Path, name: str) -> Iterator[Piece]:
 
 
 def _next_lines(file: _Relayed) -> Piece | None:
-    """Return the next complete lines of a file, about as many as fit into a piece; None if there are none."""
+    """Return the next complete lines of a file: about `_PUT_BYTES`, or more if the last line is longer; None
+    if there are none."""
     try:
         with file.path.open("rb") as opened:
             opened.seek(file.offset_bytes)
@@ -505,4 +506,5 @@ def _next_lines(file: _Relayed) -> Piece | None:
     except FileNotFoundError:
         return None
     content = content[: content.rfind(b"\n") + 1]
+    # The host that gets lines does not use `is_last`.
     return Piece(file.name, file.offset_bytes, content, is_last=True) if content else None
