@@ -109,7 +109,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def _wait_for_the_end_of(processes: list[psutil.Process]) -> None:
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 300
     while left := [process for process in processes if not _has_ended(process)]:
         assert time.monotonic() < give_up_s, f"these live on: {left}"
         time.sleep(0.05)

@@ -12,7 +12,7 @@ from kernel import Kernel, kernel
 from nbgpu.client.host import registry
 
 AFTER_S = 4
-HANG_S = 60
+HANG_S = 300
 
 TRAIN = """
 run = nbgpu.current().train("autoencoder", data="phantoms", patch_size=16, num_phantoms=16, batch_size=2, steps=100_000,

@@ -97,7 +97,7 @@ def family_of(ranks: nbgpu.Cluster) -> dict[int, list[psutil.Process]]:
 
 
 def wait_until_training(run: Any, step: int) -> None:
-    give_up_s = time.monotonic() + 90
+    give_up_s = time.monotonic() + 300
     while max(s.step for s in run.statuses()) < step:
         assert time.monotonic() < give_up_s, f"{run} did not get to step {step}: {run.failures}"
         time.sleep(0.02)

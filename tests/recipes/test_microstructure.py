@@ -118,7 +118,7 @@ def _losses(run: Run, rank: int = 0) -> list[float]:
 
 
 def _wait_for_steps(run: Run, num_steps: int) -> None:
-    give_up_s = time.monotonic() + 90
+    give_up_s = time.monotonic() + 300
     while len(_losses(run)) < num_steps:
         assert time.monotonic() < give_up_s, run.status
         time.sleep(0.02)
@@ -213,7 +213,7 @@ def test_a_run_can_be_paused_steered_stopped_and_taken_up_again(
     run = cluster2.train("microstructure", steps=1_000_000, **settings)
     _wait_for_steps(run, 5)
     run.pause()
-    give_up_s = time.monotonic() + 60
+    give_up_s = time.monotonic() + 300
     while run.status != "paused":
         assert time.monotonic() < give_up_s, run.status
         time.sleep(0.02)
@@ -263,7 +263,7 @@ def test_a_rank_that_dies_is_replaced_and_the_search_goes_on(
     )
     _wait_for_steps(run, 20)
     os.kill(cluster2.pids[1], signal.SIGKILL)
-    give_up_s = time.monotonic() + 90
+    give_up_s = time.monotonic() + 300
     while not any(isinstance(r, Event) and r.kind == "heal" for r in run.reader.since()[0]):
         assert time.monotonic() < give_up_s, run.status
         time.sleep(0.05)

@@ -81,7 +81,7 @@ def test_the_encoder_learns_at_a_share_of_the_rate_which_is_shown(
 
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:
-    give_up_s = time.monotonic() + 120
+    give_up_s = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < give_up_s, f"{run} {run.failures}"
         assert not run.failures

@@ -76,7 +76,7 @@ def is_everywhere(run: Any, step: int, total: int) -> None:
 
 
 def wait_for(look: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 120
+    give_up_s = time.monotonic() + 300
     while not look():
         assert time.monotonic() < give_up_s
         time.sleep(0.05)

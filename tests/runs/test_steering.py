@@ -40,7 +40,7 @@ def run(cluster2: nbgpu.Cluster, tmp_path: Path) -> Iterator[Run]:
 
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:
-    give_up_s = time.monotonic() + 120
+    give_up_s = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < give_up_s, f"{run} {run.failures}"
         time.sleep(0.05)

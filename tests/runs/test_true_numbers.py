@@ -135,7 +135,7 @@ def recipe(tmp_path: Path) -> str:
 
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:
-    give_up_s = time.monotonic() + 120
+    give_up_s = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < give_up_s, f"{run} {run.failures}"
         time.sleep(0.02)

@@ -95,7 +95,7 @@ def worker_processes() -> list[psutil.Process]:
 
 
 def assert_no_worker_is_left() -> None:
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + 300
     while left := worker_processes():
         assert time.monotonic() < give_up_s, f"left behind: {left}"
         time.sleep(0.05)

@@ -56,7 +56,7 @@ def train(notebook: Kernel, folder: Path, steps: int = 100_000) -> None:
 def wait_for_step(notebook: Kernel, step: int) -> None:
     code = f"""
 import time
-give_up_s = time.monotonic() + 90
+give_up_s = time.monotonic() + 300
 while min(s.step for s in nbgpu.current().run.statuses()) < {step}:
     assert time.monotonic() < give_up_s, nbgpu.current().run.statuses()
     time.sleep(0.05)
@@ -363,7 +363,7 @@ def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
 
 def wait_until(condition: Callable[[], bool], look: Callable[[], object]) -> None:
     """Waits; what `look` finds is told where it does not come."""
-    give_up_s = time.monotonic() + 90
+    give_up_s = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < give_up_s, look()
         time.sleep(0.05)

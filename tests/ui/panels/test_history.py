@@ -145,7 +145,7 @@ def test_a_rank_whose_host_is_waited_for_is_said_to_be_lost(tmp_path: Path) -> N
     """And what it said last, and the pace of both until then, is not said to be so now."""
     run = RecordedRun(tmp_path, steps=500, step_s=0.002)
     panel = Panel(run, "slot")  # type: ignore[arg-type]
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 300
     while not ((before := panel._status())["samples_per_s"] and before["ranks"][1]["memory_bytes"]):
         assert time.monotonic() < give_up_s
         time.sleep(0.01)

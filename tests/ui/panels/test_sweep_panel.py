@@ -10,7 +10,7 @@ from kernel import kernel as start_kernel
 
 from widgets import new_subshell, run_cell, say, wait_for
 
-HANG_S = 200
+HANG_S = 300
 
 _START = """
 import nbgpu

@@ -118,7 +118,7 @@ def test_a_rank_that_is_replaced_is_told_under_nbgpu_train(tmp_path: Path) -> No
 
 
 def wait_for(look: Callable[[], Any]) -> Any:
-    give_up_s = time.monotonic() + 200
+    give_up_s = time.monotonic() + 300
     while not (found := look()):
         assert time.monotonic() < give_up_s
         time.sleep(0.05)

@@ -30,7 +30,7 @@ from nbgpu.run_folder.rank_files import Record, endpoint_path, record_path
 from nbgpu.run_folder.reader import START, WINDOW, Reader
 from nbgpu.run_folder.recorder import Recorder
 
-HANG_S = 30.0
+HANG_S = 300
 """Far longer than anything here takes: only something that hangs reaches it."""
 
 CPUS = tuple(Device("cpu", "A processor", "", index, 8_000_000_000) for index in range(4))

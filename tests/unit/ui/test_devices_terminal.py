@@ -164,7 +164,7 @@ class Terminal:
         return int(self.process.returncode)
 
     def _read_until(self, is_done: Callable[[], bool]) -> None:
-        give_up_s = time.monotonic() + 60
+        give_up_s = time.monotonic() + 300
         while not is_done():
             assert time.monotonic() < give_up_s, self.text
             self._read(0.1)
@@ -222,7 +222,7 @@ def test_it_can_be_suspended_and_goes_on(tmp_path: Path) -> None:
         shown.process.send_signal(signal.SIGTSTP)
         shown.wait_for(re.escape("\x1b[?1049l"))
         process = psutil.Process(shown.process.pid)
-        give_up_s = time.monotonic() + 60
+        give_up_s = time.monotonic() + 300
         while process.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < give_up_s
             time.sleep(0.05)
