@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 import psutil
 
 from nbgpu.engine.ipykernel import streams
-from nbgpu.engine.process import boot
 from nbgpu.machine import descendants, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.watched import LifetimeWatch
@@ -43,6 +42,7 @@ _NEEDED_BY_EVERY_ENGINE = (
     "ipyparallel.engine.app",
     "nbgpu.engine.ipykernel.kernel",
     "nbgpu.engine.memory.usage",
+    "nbgpu.engine.process.boot",
     "nbgpu.engine.process.installers",
     "nbgpu.engine.variables.replicas",
     "torch.nn.parallel",
@@ -88,6 +88,9 @@ class ForkServer:
         Args:
             number: the engine's number; None for the next one.
         """
+        # Not at the top of the module, because it imports torch, which is done in its turn.
+        from nbgpu.engine.process import boot
+
         fork_server_pid = os.getpid()
         if number is None:
             number = self._num_forked
