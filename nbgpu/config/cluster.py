@@ -262,7 +262,7 @@ class ClusterConfig(Settings):
         """Yield settings that exclude each other, and the launcher's missing or unsuitable settings."""
         if self.keep and self.ipython_profile:
             yield "keep and ipython_profile do not go together: what has started the hosts ends with the kernel"
-        if self.share_gpus and (self.wait or self.num_free_gpus):
+        if self.share_gpus and (self.wait or self.most_free_gpus):
             yield (
                 f"share_gpus does not go with {'wait' if self.wait else f'gpus={self.gpus!r}'}: nobody else has a GPU that is "
                 "free. Leave one of them out"
@@ -280,7 +280,7 @@ class ClusterConfig(Settings):
         return gpus_setting.ALL if self.gpus == gpus_setting.AUTO else self.gpus
 
     @property
-    def num_free_gpus(self) -> int | None:
+    def most_free_gpus(self) -> int | None:
         """N of gpus='free:N'; None for every other value."""
         return gpus_setting.num_free(self.gpus)
 
@@ -298,7 +298,7 @@ class ClusterConfig(Settings):
     def launcher_settings(self) -> LauncherSettings:
         """The settings of the launcher."""
         return LAUNCHERS[self.launcher](
-            self.host_names, self.nodes, self.options_of_launcher, self.ipython_profile, self.num_free_gpus
+            self.host_names, self.nodes, self.options_of_launcher, self.ipython_profile, self.most_free_gpus
         )
 
     @property

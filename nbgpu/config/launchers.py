@@ -43,7 +43,7 @@ class LauncherSettings:
     options: Mapping[str, str | bool]
     """The `launcher_options` by name; True for one without a value."""
     ipython_profile: str
-    num_free_gpus: int | None
+    most_free_gpus: int | None
     """N of gpus='free:N'; None for every other value."""
 
     def problems(self) -> Iterator[str]:
@@ -119,10 +119,10 @@ class SlurmSettings(LauncherSettings):
     def problems(self) -> Iterator[str]:
         """Yield a sentence if free GPUs were asked for, which Slurm chooses itself. Unknown options are left
         to sbatch."""
-        if self.num_free_gpus:
+        if self.most_free_gpus:
             yield (
-                f"gpus='free:{self.num_free_gpus}' does not go with launcher='slurm': Slurm chooses the GPUs of a job. Ask it "
-                f"for so many with launcher_options='gpus-per-node={self.num_free_gpus}', and leave gpus out"
+                f"gpus='free:{self.most_free_gpus}' does not go with launcher='slurm': Slurm chooses the GPUs of a job. Ask it "
+                f"for so many with launcher_options='gpus-per-node={self.most_free_gpus}', and leave gpus out"
             )
 
     @property

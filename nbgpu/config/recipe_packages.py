@@ -14,6 +14,7 @@ command line import them. The settings name the class that the ranks import (`Tr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -82,8 +83,10 @@ def folder(name: str) -> Path | None:
     """Return the folder of a recipe's package; None for an unknown name, such as a user's file."""
     if name in _builtin_packages():
         return PACKAGE / "recipes" / name
-    package = _package(name)
-    spec = None if package is None else find_spec(package)
+    package, spec = _package(name), None
+    if package is not None:
+        with suppress(ImportError):  # such as of a package above it
+            spec = find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 

@@ -26,6 +26,8 @@ _DEFINED = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
 """The names that every script defines."""
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_ANY_NAME = "*"
+"""What `from module import *` defines."""
 _CONDITIONAL = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 """Statements with parts that may not be executed."""
 
@@ -114,7 +116,8 @@ def build_script(path: Path) -> Script:
     defined: set[str] = set()
     missing = []
     for cell in exported:
-        if lacking := sorted(cell.loads - cell.stores - defined):
+        lacking = sorted(cell.loads - cell.stores - defined)
+        if lacking and _ANY_NAME not in defined | cell.stores:
             missing.append(
                 f"cell {cell.number} uses {', '.join(lacking)}, which no earlier part of the script defines"
             )
@@ -152,7 +155,10 @@ def _exported(cells: Sequence[_Cell]) -> list[_Cell]:
     for cell in reversed(cells):
         if cell.tree is None or not cell.code.strip():
             continue
-        is_needed = not needed.isdisjoint(cell.stores | cell.changes) and not cell.is_about_cluster
+        defines_needed = not needed.isdisjoint(cell.stores | cell.changes) or (
+            bool(needed) and _ANY_NAME in cell.stores
+        )
+        is_needed = defines_needed and not cell.is_about_cluster
         if cell.is_distributed or is_needed:
             needed = (needed - cell.surely_stores) | cell.loads
             exported.insert(0, cell)
@@ -243,13 +249,26 @@ def _ranks_of_magic(line: str, notes: list[str]) -> tuple[int, ...] | None:
 
 
 def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | None]:
-    """Return (the code without line magics and shell commands, its syntax tree, or None if it is no Python),
-    and add a note for each line that was removed."""
+    """Return (the code, its syntax tree). Line magics, shell commands and `name?` are made comments, with a
+    note for each. Code that is no plain Python even so has None for a tree, and a note with the reason."""
     code = "\n".join(lines)
     try:
-        return code, ast.parse(code)
+        ast.parse(code)
     except SyntaxError:
-        pass
+        code = _comment_out_magics(lines, notes)
+    try:
+        tree = ast.parse(code)
+        compile(tree, "<cell>", "exec")  # refuses an await outside of a function, which the parser takes
+    except SyntaxError as error:
+        is_async = re.search("await|async", error.msg)
+        reason = "uses await outside of a function" if is_async else f"is no plain Python ({error.msg})"
+        notes.append(f"left out, because it {reason}")
+        return code, None
+    return code, tree
+
+
+def _comment_out_magics(lines: Sequence[str], notes: list[str]) -> str:
+    """Return code in which line magics, shell commands and `name?` are comments, and add a note for each."""
     kept = []
     for line in lines:
         magic = re.match(r"\s*([%!]+\S*)", line)
@@ -263,15 +282,7 @@ def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | N
             if line[:1].isspace()
             else f"# {line}"
         )
-    code = "\n".join(kept)
-    try:
-        return code, ast.parse(code)
-    except SyntaxError as error:
-        reason = (
-            "uses await outside of a function" if "await" in code else f"is no plain Python ({error.msg})"
-        )
-        notes.append(f"left out, because it {reason}")
-        return code, None
+    return "\n".join(kept)
 
 
 def _used(table: symtable.SymbolTable) -> Iterator[str]:
@@ -321,14 +332,18 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yield the global names that statements may define."""
+    """Yield the global names that statements may define; `_ANY_NAME` for `from module import *`."""
     waiting: list[ast.AST] = list(statements)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
             continue
-        if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        if isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            # Its variables are its own, but for those of `:=`.
+            yield from (inner.target.id for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr))
             continue
         if isinstance(node, ast.AnnAssign) and node.value is None:
             continue

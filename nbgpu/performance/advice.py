@@ -6,6 +6,7 @@ the exchange of gradients is simulated with the change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -78,24 +79,28 @@ class _Adviser:
                 pass
 
     def _on_data(self, without_s: float) -> Iterator[Advice]:
-        """Yield the change that would let the ranks wait less for data: all volumes in memory, or more
-        workers.
+        """Yield the change that would let the ranks wait less for data: all volumes in memory or, where they
+        are or cannot be, more workers.
 
         Args:
             without_s: the time of a step that never waits for data.
         """
         settings = self._settings
-        if settings.get("cache_rate") is not None and settings["cache_rate"] < 1 and settings.get("data"):
+        # Settings that replace cached volumes allow no cache of all, and transforms on the GPU no workers.
+        can_cache = settings.get("data") and not settings.get("replace_rate")
+        if can_cache and settings.get("cache_rate") is not None and settings["cache_rate"] < 1:
             yield self._advice("With all data in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
-        elif "num_workers" in settings:
-            # Workers read while the ranks compute. There must be enough of them to read a batch in the time
-            # of a step.
+        elif settings.get("num_workers") is not None and settings.get("transforms_on") != "gpu":
+            present = settings["num_workers"]
             busy_s = max(without_s, 1e-9)
             data_s = self._breakdown.causes_s["data"]
-            workers = min(_MAX_WORKERS, max(1, round(0.5 + (data_s + busy_s) / busy_s)))
-            if workers > (settings["num_workers"] or 0):
+            # The time in which one worker reads a batch. Each of several workers reads its batch during as
+            # many steps as there are workers; without one the rank reads, and waits for all of it.
+            read_s = present * (data_s + busy_s) if present else data_s
+            workers = min(_MAX_WORKERS, math.ceil(read_s / busy_s))
+            if workers > present:
                 text = f"With {workers} workers that read while the ranks compute (num_workers={workers})"
-                yield self._advice(text, {"num_workers": workers}, max(without_s, data_s / workers))
+                yield self._advice(text, {"num_workers": workers}, max(without_s, read_s / workers))
 
     def _on_communication(self) -> Iterator[Advice]:
         """Yield the changes that shorten the exposed exchange of gradients: 16-bit gradients, other buckets,

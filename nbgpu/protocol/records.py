@@ -85,7 +85,7 @@ def is_learning_rate(name: str) -> bool:
     return name == "lr" or name.startswith(LR_OF)
 
 
-LOW, HIGH = "_low", "_high"
+LOW, HIGH = (f"_{end}" for end in ("low", "high"))
 """The suffixes of the names under which the ends of a number's 95 % interval are recorded."""
 
 

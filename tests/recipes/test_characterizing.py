@@ -70,7 +70,7 @@ def test_each_file_becomes_a_target_with_a_table_and_a_picture(
                 multiphase=True,
                 descriptor_types=("FFTCorrelations", "VolumeFractions"),
             ),
-            also=["LinealPath"],
+            only_measured=["LinealPath"],
         )
         assert found.shape == shape
         assert found.structure

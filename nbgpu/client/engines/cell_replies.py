@@ -186,7 +186,7 @@ class Answer:
         already."""
         self._callbacks.append(tell)
         if self._is_here:
-            self._notify_all()
+            self._call_callbacks()
 
     def complete(self, outcome: Any, num_outputs: int | None) -> None:
         """Set the outcome that the rank has sent.
@@ -201,7 +201,8 @@ class Answer:
         self.set_result(outcome)
 
     def set_result(self, outcome: Any) -> None:
-        """Set the outcome, and wake the threads that wait for it. Later calls do nothing.
+        """Set the outcome, wake the threads that wait for it, call the callbacks, and let ipyparallel forget
+        the request if all output is here, too. Later calls do nothing.
 
         ipyparallel calls this method, by this name, with an error when the engine has died.
         """
@@ -210,10 +211,10 @@ class Answer:
                 return
             self._outcome, self._is_here = outcome, True
             self._news.notify_all()
-        self._notify_all()
+        self._call_callbacks()
         self.forget_if_complete()
 
-    def _notify_all(self) -> None:
+    def _call_callbacks(self) -> None:
         """Call each callback once, even if two threads do this at the same time."""
         while self._callbacks:
             try:

@@ -251,10 +251,18 @@ class Recovery:
         return []
 
     def _form_group(self, failed: Sequence[int] = ()) -> list[str]:
-        """Form the process group again; see `Ranks.regroup`.
+        """Form the process group again (`Ranks.regroup`). Return a line for each variable that belonged to
+        the old group and has to be made again.
 
-        If a rank does not join, the cell counts as abandoned: the next cell is refused until the rank is back
-        or restarted.
+        If a rank does not join in time, the cell counts as abandoned: the next cell is refused until that
+        rank is back or restarted.
+
+        Args:
+            failed: ranks whose copy of a model is not trusted if the ranks' copies differ.
+
+        Raises:
+            ClusterError: a rank did not join in time, or its process ended.
+            RankError: a rank failed to join, in each of several attempts.
         """
         try:
             return self._state.ranks.regroup(failed)

@@ -144,11 +144,12 @@ class RankWatch:
 
     def free(self) -> None:
         """Free the ranks that still work from whatever collective they wait in."""
-        self._freed = set(self.pending())
+        pending = self.pending()
+        self._freed |= set(pending)
         self._freed_mono_s = time.monotonic()
         self._ranks.sever()
         # For ranks on another host this takes a message and its reply, so the ranks are freed first.
-        self._use_when_freed = self._ranks.core_uses(self._freed)
+        self._use_when_freed = self._ranks.core_uses(pending)
 
     @uninterrupted()
     def stop(self) -> None:

@@ -61,7 +61,7 @@ def more(config: ClusterConfig, now: Sequence[Device], num_ranks: int) -> tuple[
     """
     with closing(GpuChooser()) as chooser:
         chosen = list(dict.fromkeys(now))
-        most_gpus = config.num_free_gpus or len(devices.inventory())
+        most_gpus = config.most_free_gpus or len(devices.inventory())
         num_missing = min(num_ranks, most_gpus) - len(chosen)
         if num_missing > 0:
             gpus = chooser.read(registry.entries())

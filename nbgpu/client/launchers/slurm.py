@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from nbgpu.client.launchers.slurm_state import ACCOUNTING_FIELDS, JobState, from_accounting, from_scontrol
@@ -28,6 +29,11 @@ _JOB_VARIABLES = re.compile(r"SLURM_(?!CONF$).*|SBATCH_.*|SRUN_.*|PMI_.*|PMIX_.*
 """Variables of the job in which the notebook may run: srun would read them as its own options."""
 
 _ADVICE = (
+    # Slurm's words for three limits name accounts, QOS and time as well.
+    (
+        r"[Jj]ob violates",
+        "you have too many jobs, or ask for more than you may: end some, ask for less, or try later",
+    ),
     (r"[Ii]nvalid partition", "{partitions}"),
     (
         r"[Ii]nvalid account|account/partition",
@@ -42,7 +48,7 @@ _ADVICE = (
     (r"[Ii]nvalid generic resource|gres|GRES", "gpus_per_node is more than a node of the partition has"),
     (r"not available|inactive|drain", "{partitions}"),
     (
-        r"temporarily unable|[Jj]ob violates|limit",
+        r"temporarily unable|limit",
         "the queue takes no more of your jobs now; end some, or try later",
     ),
     (
@@ -256,10 +262,13 @@ class Slurm:
         output = output or f"{done.args[len(self.through)]} ended with status {done.returncode} and no word"
         for pattern, advice in _ADVICE:
             if re.search(pattern, output):
-                partitions = ""
+                partitions = "launcher_options={'partition': ...} names another one"
                 if "{partitions}" in advice:
-                    names = ", ".join(self.partitions())
-                    partitions = f"launcher_options={{'partition': ...}} names one of {names}"
+                    with suppress(ClusterError):  # such as where there is no sinfo
+                        if names := self.partitions():
+                            partitions = (
+                                f"launcher_options={{'partition': ...}} names one of {', '.join(names)}"
+                            )
                 return f"{output}. {advice.format(partitions=partitions)}"
         return output
 

@@ -21,7 +21,7 @@ from nbgpu.protocol.short_cuts import are_plain
 _log = logging.getLogger("nbgpu.cluster")
 
 _PACKAGES = {"IPython", "ipykernel", "matplotlib_inline", "nbgpu"}
-"""The packages whose transformers and callbacks do not change a distributed cell."""
+"""The packages whose transformers and callbacks leave what a distributed cell sends to the ranks as it is."""
 
 _Text = tuple[str, str]
 """The rest of the magic's line, and the code below it."""
@@ -184,6 +184,7 @@ def _cleaned(shell: Any, code: str) -> list[str]:
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     for transform in shell.input_transformer_manager.cleanup_transforms:
+        # Not nbgpu's own transformer, which would turn the cell into an awaited call.
         if _package(transform) == "IPython":
             lines = transform(lines)
     return lines

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from nbgpu.config import TrainConfig, read_tables
+from nbgpu.config import OwnConfig, TrainConfig, read_tables
 from nbgpu.errors import RunError
 from nbgpu.machine.links import parse_link
 from nbgpu.performance import advice, rank_steps
@@ -18,6 +19,7 @@ from nbgpu.performance.links import Links
 from nbgpu.performance.other_buckets import ExchangeModel
 from nbgpu.performance.schedule import Bucket
 from nbgpu.performance.step_parts import StepParts, parts_of
+from nbgpu.planning import workers
 from nbgpu.protocol.records import TIMELINE, Event, Sample
 from nbgpu.run_folder import names
 from nbgpu.run_folder.reader import Reader
@@ -64,12 +66,23 @@ def explain(
             steps=steps,
             between_s=_between_s(steps, records, config.checkpoint_every),
             samples_per_step=config.samples_per_step(num_ranks),
-            settings={name: x for name, x in config.model_dump().items() if name not in config.UNUSED},
+            settings=_settings(config, num_ranks),
             exchange=None if costs is None else _exchange(records, config, num_ranks, costs),
             cores_each=_mean_percent(samples, "utilization_percent") / 100,
             coreless_share=_mean_percent(samples, "utilization_lost_percent") / 100,
         )
     )
+
+
+def _settings(config: TrainConfig, num_ranks: int) -> dict[str, Any]:
+    """Return the settings that the run uses. A number of workers that they leave out is the chosen one."""
+    settings = {name: value for name, value in config.model_dump().items() if name not in config.UNUSED}
+    if settings.get("num_workers", 0) is None:
+        host = workers.this_host(num_ranks)
+        is_own = isinstance(config, OwnConfig)
+        chosen = workers.workers_for_own(config) if is_own else workers.workers_for(config, host)
+        settings["num_workers"] = chosen.count
+    return settings
 
 
 def _mean_percent(samples: Iterable[Sample], name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import threading
@@ -555,17 +556,22 @@ class Run:
         """Send a request to rank 0; raise RunError if it can be written to no folder.
 
         Args:
-            send: writes the request into the run's folder or, if that is full, into the cluster's folder,
-                with which it is called.
+            send: writes the request into the run's folder or, if that is gone, full or read-only, into the
+                cluster's folder, with which it is called; None for no such second place.
         """
         # Ranks on other hosts do not see the cluster's folder of this one.
         cluster_folder = self._state.folder if self._state.config.is_local else None
         try:
             send(cluster_folder)
         except OSError as error:
+            reason = f"neither {self.folder} nor the cluster's folder can be written"
+            if cluster_folder is None:
+                reason = f"{self.folder} cannot be written"
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "Make room and try again" if is_full else "Try again when that is mended"
             raise RunError(
-                f"the ranks cannot be reached, because neither {self.folder} nor the cluster's folder can be written: "
-                f"{error.strerror}. Make room and try again; %nbgpu stop ends the cluster, and with it the run"
+                f"the ranks cannot be reached, because {reason}: {error.strerror}. {remedy}; %nbgpu stop ends the "
+                "cluster, and with it the run"
             ) from None
 
     def _require_not_over(self, what: str) -> None:

@@ -183,8 +183,9 @@ def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) 
 
 
 def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap], width: int | None = None) -> list[str]:
-    """Return the table as text, with the parts of a step below it. Tables that are wider than `width`
-    characters are transposed."""
+    """Return the study as text: the title, the table, its notes and, if they were measured, a table of the
+    mean parts of a step. A table that is wider than `width` characters becomes a block of lines for each row;
+    None for no limit."""
     header, rows = header_and_rows(plan, summary)
     table = aligned([header, *rows], range(len(header)), width)
     text = [heading(plan), *table, *notes(plan, summary)]

@@ -107,25 +107,30 @@ class IdleRelease:
 
     def _watch(self) -> None:
         """Warn the person when most of the time without use has passed, and release the cluster when all of
-        it has. This is the function of the thread."""
-        is_warned = False
-        while not self._closing.wait(max(0.0, self._left_s - (0.0 if is_warned else self._warning_s))):
-            if self._left_s > self._warning_s:
-                is_warned = False
-                continue
+        it has. Each use begins the time anew, with a new warning. This is the function of the thread."""
+        warned_use_mono_s: float | None = None
+        """The last use before the newest warning."""
+        while True:
+            left_at_step_s = 0.0 if warned_use_mono_s == self._used_mono_s else self._warning_s
+            if self._closing.wait(max(0.0, self._left_s - left_at_step_s)):
+                return
+            used_mono_s = self._used_mono_s
+            is_warned = warned_use_mono_s == used_mono_s
+            if self._left_s > (0.0 if is_warned else self._warning_s):
+                continue  # it was used during the wait
             if self._is_in_use():
                 # The lock is not taken here: the thread that ends the cluster holds it, and waits in `close`
                 # for this thread.
                 self._used_mono_s = time.monotonic()
                 self._show("")
+            elif self._used_mono_s != used_mono_s:
+                continue  # it was used while `_is_in_use` looked, which may take a second
             elif not is_warned:
-                is_warned = True
+                warned_use_mono_s = used_mono_s
                 end = time.strftime("%H:%M:%S", time.localtime(time.time() + self._left_s))
                 self._show(
                     f"The cluster ends at {end}, because nothing uses it (release_after_s). Any cell or typing keeps it"
                 )
-            elif self._left_s > 0:
-                continue
             elif self._loop is None or self._loop.is_closed():
                 self._release_if_unused()
             else:

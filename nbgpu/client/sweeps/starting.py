@@ -136,16 +136,21 @@ def _free_gpus(cluster: ClusterConfig) -> list[Device]:
 
 def _gpus_waited_for(cluster: ClusterConfig, parallel: int | None) -> list[Device]:
     """Wait until there are enough free GPUs for `parallel` places, and return them. Without `parallel`, wait
-    until there are enough for one place, and return all that are free then."""
+    until there are enough for one place, and return all that are free then. Return an empty list on a host
+    without GPUs.
+
+    Raises:
+        ConfigError: the places need more GPUs than the host has, or than gpus='free:N' allows.
+    """
     num_ranks = cluster.ranks or 1
-    # A wait would be in vain if the host has fewer GPUs.
-    if num_gpus := cluster.num_free_gpus or len(devices.inventory()):
-        _require_enough(parallel or 1, num_ranks, num_gpus)
+    # The wait would never end if there are fewer GPUs.
+    if most_gpus := cluster.most_free_gpus or len(devices.inventory()):
+        _require_enough(parallel or 1, num_ranks, most_gpus)
     waited_for = gpu_choice.wait(cluster.changed(ranks=min(MAX_RANKS, (parallel or 1) * num_ranks)))
     gpus = [device for device in dict.fromkeys(waited_for) if device.kind == "cuda"]
     if parallel is not None:
         return gpus
-    # Another user may have taken some of them since.
+    # Another user may have taken some of those that are free by now: then those that were waited for count.
     with suppress(NoFreeGpuError):
         gpus = max(gpus, _free_gpus(cluster), key=len)
     return gpus

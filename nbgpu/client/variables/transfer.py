@@ -104,7 +104,7 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> list
     missing = _ask(ranks, chosen, Call.CHECK_DEFINITIONS, definitions)
     problems += [
         f"{user} cannot be defined without `{name}`, which {who}: {_remedy(name)}"
-        for (user, name), who in _ranks_without_name(missing).items()
+        for (user, name), who in _ranks_without_name(missing, len(ranks)).items()
         if name not in data
     ]
     if problems:
@@ -126,7 +126,7 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> list
     return [
         f"{user} uses `{name}`, which {who}: {_remedy(name)}"
         for (user, name), who in _ranks_without_name(
-            _ask(ranks, chosen, Call.FIND_LACKING_NAMES, definitions, list(closures))
+            _ask(ranks, chosen, Call.FIND_LACKING_NAMES, definitions, list(closures)), len(ranks)
         ).items()
     ]
 
@@ -160,16 +160,20 @@ def _ask(ranks: Ranks, chosen: Sequence[int], what: Call, *arguments: Any) -> di
     return ranks.wait_for(ranks.call(what, *arguments, ranks=chosen))
 
 
-def _ranks_without_name(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:
-    """Return the beginning of a clause, such as 'rank 1 does not have', for each (definition, missing name).
+def _ranks_without_name(
+    by_rank: Mapping[int, Collection[tuple[str, str]]], num_ranks: int
+) -> dict[tuple[str, str], str]:
+    """Return the rest of a clause after 'which', such as 'rank 1 does not have', for each (definition,
+    missing name).
 
     Args:
-        by_rank: the pairs (definition, name that it uses and that is missing) of each rank.
+        by_rank: the pairs (definition, name that it uses and that is missing) of each rank that was asked.
+        num_ranks: the number of all ranks.
     """
     ranks_by_pair = ranks_by((pair, rank) for rank, pairs in by_rank.items() for pair in pairs)
     return {
         pair: "the ranks do not have"
-        if len(without) == len(by_rank)
+        if len(without) == num_ranks
         else f"{named_ranges(without)} {'does' if len(without) == 1 else 'do'} not have"
         for pair, without in ranks_by_pair.items()
     }

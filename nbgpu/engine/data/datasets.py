@@ -136,6 +136,8 @@ class Shard:
         in shared memory."""
         if isinstance(self._volumes, _DiskCache):
             return _DiskCache(_shared(self._items), self._decode, self._volumes.folder)
+        # Behind the cached volumes come those that are decoded at each visit. With SmartCacheDataset an epoch
+        # has only cached volumes, and no visit asks for the others.
         cached = PackedVolumes([self[index] for index in range(self._num_cached)])
         return _Portable(cached, _shared(self._items[self._num_cached :]), self._decode)
 

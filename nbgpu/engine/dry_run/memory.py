@@ -128,14 +128,17 @@ def _tensors_on_shapes(config: TrainConfig, device: torch.device, num_ranks: int
 
 @torch_settings.as_at_the_beginning()
 def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return an estimate for one rank, which is the same for every rank. No collective.
+    """Estimate the amount of data of a run, and the memory that it takes on this rank. No collective.
+
+    Ranks on equal devices differ only in the memory that the process already holds.
 
     Args:
         settings: all fields of a TrainConfig.
 
     Returns:
-        `data`: `amount`, the recipe's, or `unknown`, the reason why there is none; for a problem, which has
-        no samples, `unknown` is its summary. `memory`: the result of `run_memory`.
+        `data`: `amount`, the recipe's, or `unknown`, the reason why there is none. A problem has no samples:
+        `unknown` is then its summary, or the reason why its data cannot be used. `memory`: a dict as
+        `run_memory` returns it.
     """
     config = train_config(**settings)
     recipe: Any = by_name.load(config)
@@ -150,7 +153,9 @@ def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _estimate_problem(problem: Problem) -> dict[str, Any]:
-    """Return the estimate for a problem, which is minimised over one tensor and has no samples."""
+    """Return the result of `estimate_run` for a problem, which is minimised over one tensor and has no
+    samples: its summary takes the place of the reason why the amount of data is unknown. The problem is
+    loaded, because its memory and its summary depend on its data."""
     try:
         problem.load()
     except DataError as error:

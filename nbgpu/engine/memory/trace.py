@@ -126,8 +126,8 @@ def _with_missed_frees(
         allocated_us = allocated.pop(address, None)
         if num_bytes > 0:
             if allocated_us is not None:
-                # The address is allocated again: add the missed free only if it was before now. Otherwise the
-                # log frees the old allocation by itself, and a later free would hit the new one.
+                # The address is allocated again. A missed free before now is added. A later one is not: it
+                # would free the new allocation, and `AllocationLog.allocate` frees the old one by itself.
                 missed = _at_end_of_exchange(allocated_us, address, gathering)
                 yield from (free for free in missed if free[0] < at_us)
             allocated[address] = at_us

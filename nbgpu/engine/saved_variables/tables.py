@@ -1,7 +1,7 @@
 """Describe frames and series of pandas by their columns, and put them together again.
 
-Frames with several levels of names, categories or time zones are pickled: pandas has too many kinds of
-columns to describe each.
+Frames with several levels of names, with categories or time zones, or with an index of dates are pickled:
+pandas has too many kinds of columns to describe each.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _series(pandas: Any, column: dict[str, Any], index: Any) -> Any:
 
 
 def _labels(pandas: Any, index: Any) -> dict[str, Any] | None:
-    """Return the labels of an index of one level; None for other kinds of index."""
+    """Return the labels of a plain index. None for an index of dates, times, categories or intervals, or of
+    several levels: what has such an index is pickled."""
     if type(index) is pandas.RangeIndex:
         return {"range": [index.start, index.stop, index.step], "name": index.name}
     if type(index) is not pandas.Index:

@@ -73,16 +73,19 @@ class _Notes:
         self._anchor = Anchors(device).note()
         self._marks: deque[tuple[str, Moment]] = deque(maxlen=_MAX_MARKS)
         self._num_marks = 0
+        """The number of all marks of the cell, also of those that `_marks` has dropped."""
         self._parts = ["other"]
         """The parts that have begun and not ended, the innermost one last."""
         self._collectives: deque[_Collective] = deque()
-        self._numbers: Counter[str] = Counter()
+        self._last_number_by_group: Counter[str] = Counter()
+        """The number of the newest collective of each group (`_Collective.number`)."""
         # `Work` objects and records refer to each other by id(): a reference would keep a Work's tensors
-        # alive.
+        # alive. The second mapping finds the entry of the first when the oldest record is dropped.
         self._record_by_work_id: dict[int, _Collective] = {}
         self._work_id_by_record_id: dict[int, int] = {}
         self._lock = threading.Lock()
         self._num_collectives = 0
+        """The number of all collectives of the cell, also of those whose records were dropped."""
         self.unseen: set[int] = set()
         """The ids of DDP objects with a communication hook in C++, whose collectives are not recorded."""
         self._ended: Moment | None = None
@@ -122,8 +125,10 @@ class _Notes:
             return None
         name = f"{of_group.group_name} of {of_group.size()}"
         with self._lock:
-            self._numbers[name] += 1
-            record = _Collective(operation, name, self._numbers[name], num_bytes, Moment(self._device))
+            self._last_number_by_group[name] += 1
+            record = _Collective(
+                operation, name, self._last_number_by_group[name], num_bytes, Moment(self._device)
+            )
             self._num_collectives += 1
             self._collectives.append(record)
             if len(self._collectives) > MAX_COLLECTIVES:

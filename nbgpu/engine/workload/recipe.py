@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -330,8 +330,9 @@ def file_stems(names: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
         differing = [level for level in parts if len(set(level)) > 1]
         for index, levels in zip(same, zip(*differing, strict=True), strict=bool(differing)):
             stems[index] = "-".join([*map(_in_file_name, filter(None, levels)), stems[index]])
-    for same in _groups_of_equal(stems):
-        for index in same:
+    while groups := list(_groups_of_equal(stems)):
+        # Again, because a number may make a name equal to another one.
+        for index in chain.from_iterable(groups):
             stems[index] += f"-{index}"
     return stems
 

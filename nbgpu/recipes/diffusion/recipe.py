@@ -406,7 +406,7 @@ def _compare_with_best(
         pairs = zip(rows["diffusion"], rows[best], strict=True)
         low, high = verdict.mean_interval([one[measure] - other[measure] for one, other in pairs])
         difference = table["diffusion"][measure] - baselines[best]
-        unit = " dB" if measure.endswith("_db") else ""
+        unit = " dB" if measure.endswith("db") else ""
         interval = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}"
         if low <= 0 <= high:
             parts.append(f"not to be told in {name} from '{best}' ({interval}{unit})")

@@ -210,6 +210,8 @@ class _Reading:
         """Yield the problems of a line."""
         if not line[self._image]:
             yield f"{self._image} is empty"
+        elif not line[self._patient]:
+            yield f"{self._patient} is empty"
         elif problem := self._image_problem(self._image_path(line)):
             yield f"{self._image_path(line)}: {problem}"
         if self._outcome is not None:

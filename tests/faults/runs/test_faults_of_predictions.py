@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import faults
@@ -9,6 +10,8 @@ import launching
 import pytest
 from kernel import Kernel
 from rows import Measured, row
+
+from nbgpu.run_folder import predictions
 
 OUT = "predicted = nbgpu.current().predict(trained, 'phantoms', {out!r})\nprint(len(predicted.failed))"
 MEND = """
@@ -39,7 +42,9 @@ def trained(notebook: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kerne
 
 
 def rows_in(out: Path) -> list[str]:
-    return [path.name for path in sorted(out.glob("*.npy"))]
+    """The latents of the samples that are done: of one that was cut off there may be a file, and no row."""
+    job = predictions.Job(**json.loads((out / predictions.JOB).read_text()))
+    return [name for row in predictions.rows(job) for name in row.files if name.endswith(".npy")]
 
 
 def again(notebook: Kernel, out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ NO_ANSWER = ClusterError("Slurm does not answer")
 class Job:
     """A job that gives these answers, and then the last one again and again."""
 
-    def __init__(self, *answers: float | None | ClusterError) -> None:
+    def __init__(self, *answers: float | ClusterError | None) -> None:
         self.num_asked = 0
         self._answers = answers
 
@@ -32,9 +31,8 @@ class Job:
 
 
 @pytest.fixture(autouse=True)
-def asks_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "_ASK_PERIOD_S", 0.01)
-    yield
 
 
 def left_s(*jobs: Job) -> float | None:

@@ -27,6 +27,7 @@ SUFFIXES = (".nii", ".nii.gz")
         ),
         # A file of each kind in one folder, and names that differ only in what file names cannot have.
         (["d/x.nii", "d/x.nii.gz", "d/a b.nii", "d/a:b.nii"], ["x-0", "x-1", "a-b-2", "a-b-3"]),
+        (["d/x.nii", "d/x.nii.gz", "d/x-1.nii"], ["x-0", "x-1-1", "x-1-2"]),
         (["sample 0", "sample 1"], ["sample-0", "sample-1"]),
     ],
 )

@@ -101,6 +101,30 @@ def test_names_of_handlers_and_patterns_are_the_cells_own(tmp_path: Path) -> Non
     assert not [note for note in notes if "no earlier part" in note]
 
 
+def test_an_await_is_named_and_code_that_only_speaks_of_one_is_not(tmp_path: Path) -> None:
+    cells = [
+        "%%distributed\nimport asyncio\nawait asyncio.sleep(0)",
+        "%%distributed\n!ls\ny = 1 +  # do not await",
+        "%%distributed\nprint(1)",
+    ]
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", cells))
+    compile(script.text, "script", "exec")
+    assert "cell 1: left out, because it uses await outside of a function" in script.notes
+    assert "cell 2: left out, because it is no plain Python (invalid syntax)" in script.notes
+
+
+def test_names_that_a_comprehension_or_a_star_import_defines_are_there(tmp_path: Path) -> None:
+    cells = [
+        "from math import *",
+        "if any((first := x) > 2 for x in range(9)):\n    pass",
+        "%%distributed\nprint(first, pi)",
+    ]
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", cells))
+    assert "from math import *" in script.text
+    assert "first := x" in script.text
+    assert not [note for note in script.notes if "no earlier part" in note]
+
+
 def test_a_notebook_without_distributed_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to export"):
         notebook.build_script(write(tmp_path / "plain.ipynb", ["x = 1"]))

@@ -152,6 +152,28 @@ def test_validations_become_as_rare_as_is_enough() -> None:
     assert advice.step_s == pytest.approx(0.096 + 0.2 / 32)
 
 
+@pytest.mark.parametrize(
+    ("data_ms", "settings", "advised", "step_s"),
+    [
+        # Without workers a batch takes 96 ms, which is a step; by two workers it takes 192 ms at 4 workers.
+        (96, {"num_workers": 0}, {"num_workers": 1}, 0.096),
+        (96, {"num_workers": 4}, {"num_workers": 8}, 0.096),
+        (192, {"num_workers": 2}, {"num_workers": 6}, 0.096),
+        (960, {"num_workers": 2}, {"num_workers": 8}, 2 * 1.056 / 8),
+        (96, {"num_workers": 8}, None, 0.0),
+        (96, {"num_workers": 0, "transforms_on": "gpu"}, None, 0.0),
+        (96, {"data": "a folder", "cache_rate": 0.5, "num_workers": 8}, {"cache_rate": 1.0}, 0.096),
+        (96, {"data": "a folder", "cache_rate": 0.5, "replace_rate": 0.2, "num_workers": 8}, None, 0.0),
+    ],
+)
+def test_workers_are_advised_where_they_are_too_few(
+    data_ms: float, settings: dict[str, Any], advised: dict[str, Any] | None, step_s: float
+) -> None:
+    advice = explained(steps(data=data_ms), **settings).advice
+    assert [each.settings for each in advice] == ([] if advised is None else [advised])
+    assert [each.step_s for each in advice] == [pytest.approx(step_s)] * len(advice)
+
+
 def test_a_gradient_that_is_compressed_already_is_not_compressed_again() -> None:
     told = explained(steps(transfer=80), comm_hook="fp16")
     assert [advice.settings for advice in told.advice] == [{"accumulate": 2}]

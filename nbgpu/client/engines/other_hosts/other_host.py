@@ -88,6 +88,7 @@ class OtherHost:
         engine. There, all processes of this host count as ended."""
         host = OtherHost(self._client, engine, description, name, self._numbers)
         host._number_of = dict(self._number_of)
+        host._registered = set(self._number_of)
         host._endings = {pid: self._endings.get(pid, ExitStatus(None)) for pid in self._number_of}
         return host
 
