@@ -10,7 +10,7 @@ with limit.lifted():
     from nbgpu.engine import train as train
     from nbgpu.engine.dry_run.batch_size import find as find_batch_size
     from nbgpu.engine.dry_run.from_data import choose as choose_from_data
-    from nbgpu.engine.dry_run.memory import estimate_run
+    from nbgpu.engine.dry_run.memory import estimate_run, held_bytes
     from nbgpu.engine.dry_run.memory import measure as measure_memory
     from nbgpu.engine.dry_run.memory import predict as predict_memory
     from nbgpu.engine.scaling.step_timing import measure as time_step
@@ -19,6 +19,7 @@ __all__ = [
     "choose_from_data",
     "estimate_run",
     "find_batch_size",
+    "held_bytes",
     "measure_memory",
     "predict_memory",
     "time_step",

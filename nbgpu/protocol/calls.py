@@ -35,6 +35,7 @@ class Call(StrEnum):
     SET_DOWN_RUN = "nbgpu.engine.train:set_down"
     LET_GO_OF_RUN = "nbgpu.engine.train:let_go"
     ESTIMATE_MEMORY = "nbgpu.engine.measurements:estimate_run"
+    HELD_MEMORY = "nbgpu.engine.measurements:held_bytes"
     CHOOSE_FROM_DATA = "nbgpu.engine.measurements:choose_from_data"
     FIND_BATCH_SIZE = "nbgpu.engine.measurements:find_batch_size"
 

@@ -60,6 +60,17 @@ def test_a_plan_counts_the_scores_of_an_attention_that_the_kernel_keeps(cluster2
     assert cluster2.plan("diffusion", **settings).memory["activations"] == predicted["activations"]
 
 
+def test_a_plan_counts_what_the_fullest_rank_holds(cluster2: Any) -> None:
+    before = cluster2.plan("autoencoder", **AUTOENCODER).memory
+    cluster2.execute("held = torch.ones(2**26)", ranks=[1])  # 256 MiB
+    try:
+        after = cluster2.plan("autoencoder", **AUTOENCODER).memory
+    finally:
+        cluster2.execute("del held", ranks=[1])
+    assert after["before"] - before["before"] > 128 * 2**20
+    assert after["peak"] - after["before"] == before["peak"] - before["before"]
+
+
 def test_the_ranks_keep_what_they_have_and_nothing_else(cluster2: Any) -> None:
     resident = "import psutil; print(psutil.Process().memory_info().rss)"
     cluster2.execute("kept = rank; torch.manual_seed(7); state = torch.get_rng_state()")

@@ -100,7 +100,8 @@ class Planner:
         return config.model_dump_json(), self._state.devices, changed_ns
 
     def plan(self, settled: SettledConfig) -> Plan:
-        """Return a plan of a run with these settings, with an estimate by rank 0. The ranks must be ready.
+        """Return a plan of a run with these settings, with rank 0's estimate for the rank that holds the most
+        memory already. The ranks must be ready.
 
         Raises:
             ConfigError: the warm-up would be longer than the run.
@@ -117,11 +118,20 @@ class Planner:
             config=config,
             devices=state.devices,
             chosen_transport=state.chosen_transport,
-            memory=estimate["memory"],
+            memory=self._for_fullest_rank(estimate["memory"]),
             data=(*settled.chosen.words, *sentences),
             steps_per_epoch=steps_per_epoch,
             beginning=settled.beginning.notes,
         )
+
+    def _for_fullest_rank(self, memory: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return rank 0's estimate of the memory, with what the fullest rank holds in place of its own."""
+        if "peak" not in memory or self._state.world_size == 1:
+            return memory
+        ranks = self._state.ranks
+        held = ranks.wait_for(ranks.call(Call.HELD_MEMORY, ranks=range(1, self._state.world_size)))
+        more_bytes = max(0, *(held_bytes - memory["before"] for held_bytes in held.values()))
+        return {**memory, "before": memory["before"] + more_bytes, "peak": memory["peak"] + more_bytes}
 
     def find_batch_size(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """Return the largest batch that fits on ranks that are ready; setting `stop` ends the search."""

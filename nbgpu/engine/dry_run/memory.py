@@ -164,9 +164,14 @@ def _estimate_problem(problem: Problem) -> dict[str, Any]:
     return {"data": {"unknown": "\n".join(problem.summary)}, "memory": _with_peak(parts)}
 
 
+def held_bytes() -> int:
+    """Return the bytes that this rank's process has on its device now."""
+    return usage.Usage.of(group.membership().device).used_bytes
+
+
 def _with_peak(parts: dict[str, int]) -> dict[str, int]:
     """Return the parts of a run's memory with `before`, which the process has already, and their sum."""
-    parts = {**parts, "before": usage.Usage.of(group.membership().device).used_bytes}
+    parts = {**parts, "before": held_bytes()}
     return {**parts, "peak": sum(parts.values())}
 
 
