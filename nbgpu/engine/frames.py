@@ -60,15 +60,16 @@ def error_as_text(error: BaseException) -> str:
     formatted = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
     num_left_out = _shorten(formatted)
     lines = list(formatted.format())
-    if num_left_out:
+    if num_left_out and not formatted.exceptions:  # below the message of a group come its errors
         num_of_message = len(list(formatted.format_exception_only()))
         lines.insert(len(lines) - num_of_message, f"  ({num_left_out_in_words(num_left_out)})\n")
     return "".join(lines)
 
 
 def _shorten(formatted: traceback.TracebackException) -> int:
-    """Keep only the person's lines of a formatted error, of its causes and of the errors of a group; return
-    the number of frames left out of the error itself."""
+    """Keep only the person's lines of a formatted error, of its causes and of the errors of a group; a stack
+    without such lines stays whole. Return the number of frames left out of the error itself, without those
+    above the person's first line, which only lead to it."""
     for part in (formatted.__cause__, formatted.__context__, *(formatted.exceptions or ())):
         if part is not None:
             _shorten(part)

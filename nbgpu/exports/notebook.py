@@ -209,7 +209,7 @@ def _cell(number: int, source: str) -> _Cell:
             number, "", None, False, None, [f"{first.split()[0]} does not carry over, nor what is below it"]
         )
     code, tree = _python(lines, notes)
-    if tree is not None and is_distributed:
+    if tree is not None:
         if any(
             isinstance(node, ast.Call) and getattr(node.func, "id", "") == "input" for node in ast.walk(tree)
         ):

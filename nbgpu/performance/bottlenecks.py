@@ -160,6 +160,8 @@ class TimeBreakdown:
         # The time without a core is already contained in the other parts.
         parts = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "cores"}
         if self.lagging is None:
+            # If the ranks take turns at being the slowest, no change removes the waiting, and as a cause it
+            # counts as 0. It takes time all the same.
             parts["imbalance"] = self.spent_s["waiting for one another"]
         return max(parts, key=parts.__getitem__)
 

@@ -174,10 +174,11 @@ class Links:
     @property
     def gain_of_two_at_once(self) -> float:
         """The factor by which the bytes of two large all_reduces travel faster at the same time than one
-        after the other; 1 for no gain. Their latencies, which overlap anyway, are not counted.
+        after the other, from 0.5 (slower) over 1 (no gain) to 2 (as fast as one alone). Their latencies,
+        which overlap anyway, are not counted; messages that are mostly latency show no gain.
 
         Raises:
-            KeyError: the backend lacks one of them.
+            KeyError: 'all_reduce' or 'two all_reduce at once' was not measured with this backend.
         """
         alone = {t.num_bytes: t.median_s for t in self.timed if t.operation == "all_reduce"}
         at_once = {t.num_bytes: t.median_s for t in self.timed if t.operation == "two all_reduce at once"}
@@ -187,12 +188,13 @@ class Links:
         # Over a slow link only small tensors are measured: take the largest of them.
         large = [size for size in sizes if size >= _LARGE_BYTES] or sizes[-1:]
         latency_s = self.of("all_reduce").latency_s
-        # Noise may make two at once faster than possible: they take at least half of the time of one.
-        gains = [
-            2 * max(0.0, alone[size] - latency_s) / max(at_once[size] - latency_s, alone[size] / 2)
-            for size in large
-        ]
-        return min(2.0, max(0.5, median(gains)))
+        gains = []
+        for size in large:
+            transfer_s, two_transfers_s = alone[size] - latency_s, at_once[size] - latency_s
+            if transfer_s > alone[size] / 4:
+                # Two cannot travel faster than one alone, but noise may measure that.
+                gains.append(2 * transfer_s / max(two_transfers_s, transfer_s))
+        return max(0.5, median(gains)) if gains else 1.0
 
     def frame(self) -> pd.DataFrame:
         """One row for each operation, pair and size, with the columns of nccl-tests in seconds and bytes."""

@@ -104,10 +104,21 @@ def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
 def read_measurement(
     reader: Reader, repeat: int, point: StudyPoint, config: StudyConfig, seconds: float = 0.0
 ) -> Measured:
-    """Read the measured steps of a run: all steps but those of the warm-up.
+    """Read what a study needs from a run: the times of the measured steps, which follow the warm-up, and the
+    losses of all steps.
+
+    If validations or checkpoints come between the steps (`point.cycle`), `step_s` has instead the mean time
+    of a step in each whole cycle, with these, and the part 'between_s' is what they add to a step.
+
+    Args:
+        reader: the reader of the run's records.
+        repeat, point: what was run.
+        config: the settings of the study.
+        seconds: the time that the repeat took as a whole, 0 if it is not known.
 
     Raises:
-        RunError: a rank has not recorded all of these steps.
+        RunError: a rank has not recorded all measured steps or, with `point.cycle`, the beginning of the step
+            after them.
     """
     records = list(reader.records())
     samples = [record for record in records if isinstance(record, Sample)]

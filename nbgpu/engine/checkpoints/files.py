@@ -291,9 +291,13 @@ class Writer:
             path = _write_complete(self._folder, snapshot, self._unfinished)
         finally:
             self._unfinished.discard(snapshot.folder)
+        best = ""
         if score is not None:
-            checkpoint_files.point_to_best(self._folder, path, score)
-        best = f", the best so far: {score.metric} {score.value:.4g}" if score is not None else ""
+            best = f", the best so far: {score.metric} {score.value:.4g}"
+            try:
+                checkpoint_files.point_to_best(self._folder, path, score)
+            except OSError as error:
+                best += f", which could not be noted: {error.strerror}"
         self._tell("checkpoint", path.name + best, step)
         try:
             checkpoint_files.remove_old(self._folder, self._keep)

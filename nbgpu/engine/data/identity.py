@@ -77,7 +77,8 @@ def _without_random(once: Identity, again: Identity | None) -> Identity:
 
 def _lines(by_rank: Sequence[Mapping[str, Identity]]) -> list[str]:
     """Return lines about the sets of samples that differ between the ranks: one for a set that differs in
-    length, and else one for each sample that differs."""
+    length, and else one for each sample that differs. A sample is compared if every rank has a digest of it:
+    an empty one marks a sample that is random in the dataset itself."""
     lines = []
     for what in dict.fromkeys(name for sets in by_rank for name in sets):
         lengths = [sets[what]["length"] if what in sets else 0 for sets in by_rank]

@@ -44,13 +44,13 @@ class FakeShards(Strategy):
         rest = [p for p in model.parameters() if id(p) not in in_blocks]
         self._root = _FsdpUnit(rest, world_size, note)
         self._parts = [_FsdpUnit(list(block.parameters()), world_size, note) for block in blocks]
-        self._now = True
+        self._scatters_now = True
         self._order: list[_FsdpUnit] = []
         """The parts in the order of the forward pass."""
         self._buffer_to_free: Tensor | None = None
         """The buffer of the part gathered last, which the forward pass frees once that of the next one is
         filled."""
-        self._to_scatter: Tensor | None = None
+        self._scatter_buffer: Tensor | None = None
         self._waiting: list[_FsdpUnit] = []
         """The parts whose gradients are scattered when the backward pass is over."""
         for part, block in zip(self._parts, blocks, strict=True):
@@ -65,7 +65,7 @@ class FakeShards(Strategy):
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         """Scatter the gradients of the next backward pass, or add them up whole."""
-        self._now = now
+        self._scatters_now = now
         return nullcontext()
 
     def backward_is_over(self) -> None:
@@ -74,7 +74,7 @@ class FakeShards(Strategy):
         for part in [*self._waiting, self._root]:
             self._scatter(part)
         self._waiting = []
-        self._to_scatter = None
+        self._scatter_buffer = None
 
     def _watch(self, part: _FsdpUnit, block: nn.Module) -> None:
         """Register hooks on a block so that its weights are gathered and freed, and its gradients scattered,
@@ -137,22 +137,22 @@ class FakeShards(Strategy):
         """Allocate what FSDP allocates to scatter the gradients of a part, free the whole gradients, and give
         the shards theirs. With `exchange(now=False)` the whole gradients stay."""
         part.forget_gathered()
-        if not self._now:
+        if not self._scatters_now:
             return
         gradients = [p.grad for p in part.whole if p.grad is not None]
         if not gradients:
             return
-        self._to_scatter = None
+        self._scatter_buffer = None
         num_elements = part.num_elements_with_gradient
-        self._to_scatter = torch.empty(num_elements, dtype=gradients[0].dtype, device=gradients[0].device)
-        self._note([self._to_scatter])
+        self._scatter_buffer = torch.empty(num_elements, dtype=gradients[0].dtype, device=gradients[0].device)
+        self._note([self._scatter_buffer])
         del gradients
         for parameter in part.whole:
             parameter.grad = None
         part.take_gradients()
-        if self._to_scatter.device.type == "cpu":
+        if self._scatter_buffer.device.type == "cpu":
             # gloo adds up the gradients in a copy.
-            self._note([torch.empty_like(self._to_scatter)])
+            self._note([torch.empty_like(self._scatter_buffer)])
 
 
 class _AfterBackward(torch.autograd.Function):

@@ -162,7 +162,8 @@ class _Generation:
             path.unlink(missing_ok=True)
 
 
-_now: _Generation | None = None
+_current: _Generation | None = None
+"""The generation in which a link is simulated at present; None for none."""
 _exempt = threading.local()
 
 
@@ -195,11 +196,11 @@ def begin(folder: Path, number: int) -> None:
         folder: where the ranks of this host meet; only the user can enter it.
         number: the generation's.
     """
-    global _now
+    global _current
     if _is_installed:
         straggler.free(is_freed=False)
         straggler.begin()
-        _now = _Generation(folder, number)
+        _current = _Generation(folder, number)
 
 
 def end() -> None:
@@ -207,8 +208,8 @@ def end() -> None:
 
     Call on any thread, before the connections are cut.
     """
-    global _now
-    ended, _now = _now, None
+    global _current
+    ended, _current = _current, None
     straggler.free(is_freed=True)
     if ended is not None:
         ended.end()
@@ -252,7 +253,7 @@ def _where_simulated(method: Callable[..., Any], hold: Callable[..., Any]) -> Ca
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # Read once: another thread may end the generation.
-        now = None if is_exempt() else _now
+        now = None if is_exempt() else _current
         if now is None:
             return method(*args, **kwargs)
         straggler.catch_up()

@@ -35,6 +35,22 @@ from nbgpu.protocol.records import Definition
 from nbgpu.serialization import tensors
 from nbgpu.serialization.tensors import TensorForm
 
+_RUNS_CODE = frozenset(
+    {
+        "posix",
+        "os",
+        "subprocess",
+        "_posixsubprocess",
+        "multiprocessing",
+        "shutil",
+        "pty",
+        "runpy",
+        "importlib",
+    }
+    | {"ctypes", "_ctypes", "code", "pickle", "_pickle", "socket", "_socket", "sys", "pdb", "timeit"}
+)
+"""The modules of the standard library with functions and classes that run programs or other code, or change
+files."""
 _LIBRARIES = ("torch", "monai", "numpy", "pandas", "scipy", "einops", "nibabel", "nbgpu")
 """The packages that nbgpu itself needs, whose import runs nothing of the folder."""
 _SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {
@@ -265,14 +281,21 @@ class Rebuilder:
         return generator
 
     def _imported(self, node: Mapping[str, Any]) -> Any:
-        """Return a function or class by its module and name. Without trust, functions of `builtins` and
-        `posix`, such as eval and system, are refused."""
+        """Return a function or class by its module and name.
+
+        Without trust, built-in functions such as `eval` and what the modules of `_RUNS_CODE` define, such as
+        `os.system`, are refused by whatever name the folder reaches them: an object that has one as an
+        attribute would call it.
+        """
         module, name = node["module"], node["name"]
         imported = find_qualified(self._imported_module(module), name)
         if imported is None:
             raise NotRebuilt(f"{module} has no {name} here: is it another version?")
-        if not self._trust and isinstance(imported, BuiltinFunctionType) and module in ("builtins", "posix"):
-            raise NeedsTrust(f"{module}.{name}")
+        if not self._trust:
+            defined_in = (getattr(imported, "__module__", None) or module).partition(".")[0]
+            is_builtin = isinstance(imported, BuiltinFunctionType) and defined_in == "builtins"
+            if is_builtin or defined_in in _RUNS_CODE:
+                raise NeedsTrust(f"{module}.{name}")
         return imported
 
     def _imported_module(self, name: str) -> ModuleType:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Any
 
 import torch
@@ -200,7 +200,8 @@ class _Timing:
             "why": "",
         }
         round_s = 0.0
-        for num_bytes in operation.sizes_bytes:
+        sizes_bytes = operation.sizes_bytes
+        for num_bytes, next_bytes in zip_longest(sizes_bytes, sizes_bytes[1:], fillvalue=0):
             send, received, expected = operation.prepare(num_bytes)
             try:
                 send()
@@ -218,9 +219,11 @@ class _Timing:
             self._sends.append((send, num_repeats))
             self.result["sizes_bytes"].append(num_bytes)
             self.result["num_wrong"].append(num_wrong)
-            # The next size is four times as large. All ranks decide with the same times.
-            is_enough = _MIN_ROUNDS * (round_s + 4 * message_s) > self._pass_s
-            if is_enough and len(self._sends) >= _MIN_SIZES:
+            # A message of the next size takes at most as many times longer as it is larger. All ranks decide
+            # with the same times.
+            next_message_s = message_s * next_bytes / num_bytes
+            next_is_too_long = _MIN_ROUNDS * (round_s + next_message_s) > self._pass_s
+            if next_is_too_long and len(self._sends) >= _MIN_SIZES:
                 break
 
     def run_pass(self) -> None:

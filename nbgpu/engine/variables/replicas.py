@@ -266,7 +266,8 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
         what: the kind of object that the keys stand for, for messages.
 
     Returns:
-        The keys that all ranks have, in order, and a line for each key that only some have.
+        The keys that all ranks have, in order, and a line for each key that only some have and that was not
+        yet reported for these ranks.
     """
     keys_by_rank = exchange.gather(list(mine))
     everywhere = [key for key in keys_by_rank[source] if all(key in keys for keys in keys_by_rank)]
@@ -275,8 +276,8 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
         without = [rank for rank, keys in enumerate(keys_by_rank) if key not in keys]
         if without and (key, *without) not in _reported:
             _reported.add((key, *without))
-            named = ", ".join(map(str, without))
-            lines.append(f"{key}, a {what} that rank {named} does not have: make it again on all ranks")
+            lacks = f"{named_ranks(without)} {'does' if len(without) == 1 else 'do'} not have"
+            lines.append(f"{key}, a {what} that {lacks}: make it again on all ranks")
     return everywhere, lines
 
 

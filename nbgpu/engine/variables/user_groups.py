@@ -154,9 +154,15 @@ def _describe_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) ->
     mesh = _dtensor_mesh(value)
     if mesh is None or not (groups := _mesh_groups(mesh)):
         return None
+    from torch.distributed.tensor import Partial
+
     made_on = _mesh_expression(mesh, meshes)
     size = f"shape={tuple(value.shape)}, stride={tuple(value.stride())}"
-    placements = ", ".join(map(repr, value.placements))
+    # The repr of a Partial has its operation without quotes.
+    placements = ", ".join(
+        f"Partial({place.reduce_op!r})" if isinstance(place, Partial) else repr(place)
+        for place in value.placements
+    )
     return f"{name} = DTensor.from_local({name}.to_local(), {made_on}, [{placements}], {size})", groups
 
 

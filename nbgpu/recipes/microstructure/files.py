@@ -110,10 +110,13 @@ def _problems(values: np.ndarray, measure: Measure, multiphase: bool, is_oriente
 
 
 def _share_problems(values: np.ndarray, multiphase: bool) -> Iterator[str]:
-    """Yield a message if floats are not shares from 0 to 1, or are shares where the settings need phases."""
+    """Yield a message if floats are not shares from 0 to 1, or are shares where the settings need phases.
+
+    Grey values, which are floats from 0 to above 1, were made phases by `read_micrograph` before.
+    """
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
-        yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1, or grey values"
+        yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1, or grey values of 0 and more"
     elif multiphase and not np.isin(values, (0.0, 1.0)).all():
         yield "holds shares of one phase, and multiphase=True takes phases as integers"
 

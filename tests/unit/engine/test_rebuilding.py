@@ -31,6 +31,29 @@ def test_an_imported_class_gets_no_attributes_from_the_folder(tmp_path: Path) ->
     assert victim.exists()
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "eval"),
+        ("os", "system"),
+        ("torch", "os.system"),
+        ("os", "popen"),
+        ("subprocess", "Popen"),
+        ("shutil", "rmtree"),
+    ],
+)
+def test_what_runs_programs_is_refused_under_every_name(module: str, name: str) -> None:
+    nodes = [{"is": "imported", "module": module, "name": name}]
+    with pytest.raises(NeedsTrust):
+        rebuilder(nodes).value({"#": 0})
+    assert callable(rebuilder(nodes, trust=True).value({"#": 0}))
+
+
+def test_functions_of_libraries_are_rebuilt_without_trust() -> None:
+    for module, name in (("torch.nn.functional", "relu"), ("math", "sqrt"), ("collections", "OrderedDict")):
+        assert callable(rebuilder([{"is": "imported", "module": module, "name": name}]).value({"#": 0}))
+
+
 def test_a_module_of_torch_is_rebuilt_without_trust() -> None:
     made_of = {"is": "imported", "module": "torch.nn.modules.activation", "name": "ReLU"}
     nodes = [{"is": "object", "class": {"#": 1}, "state": [["inplace", True], ["training", False]]}, made_of]
