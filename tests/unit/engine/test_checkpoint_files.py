@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -333,6 +334,23 @@ def test_the_best_one_stays_beside_the_newest_and_is_found_again(tmp_path: Path)
     (tmp_path / checkpoint_files.BEST).write_text("[]")
     with pytest.raises(ValueError, match=r"best\.json is not what nbgpu writes"):
         checkpoint_files.best(tmp_path)
+
+
+def test_a_best_mark_that_cannot_be_written_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told: list[tuple[str, str, int]] = []
+    writer = Writer(tmp_path, 1, lambda *event: told.append(event))
+    writer.finish(1, TENSORS, ABOUT, None)
+    monkeypatch.setattr(checkpoint_files, "point_to_best", refuse)
+    writer.finish(2, TENSORS, ABOUT, Score(2, "loss", 0.25))
+    writer.close()
+    noted = "step-00000002, the best so far: loss 0.25, which could not be noted: No space left on device"
+    assert ("checkpoint", noted, 2) in told
+    assert names(tmp_path) == ["step-00000002"]
 
 
 def test_a_best_one_waits_for_a_slow_disk_and_only_the_newest_of_them_does(tmp_path: Path) -> None:

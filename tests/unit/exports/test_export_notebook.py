@@ -113,6 +113,14 @@ def test_an_await_is_named_and_code_that_only_speaks_of_one_is_not(tmp_path: Pat
     assert "cell 2: left out, because it is no plain Python (invalid syntax)" in script.notes
 
 
+def test_a_plain_cell_that_asks_is_left_out(tmp_path: Path) -> None:
+    cells = ["n = int(input('how many? '))", "%%distributed\nprint(n)"]
+    script = notebook.build_script(write(tmp_path / "lesson.ipynb", cells))
+    assert "input(" not in script.text
+    assert "cell 1: left out, because it asks with input(), and nobody answers a job" in script.notes
+    assert "cell 2 uses n, which no earlier part of the script defines" in script.notes
+
+
 def test_names_that_a_comprehension_or_a_star_import_defines_are_there(tmp_path: Path) -> None:
     cells = [
         "from math import *",
