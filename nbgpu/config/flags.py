@@ -110,7 +110,7 @@ def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
     """Return the values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None for a flag without
     a value."""
     values: list[str | None] = []
-    for argument, next_argument in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, next_argument in zip(arguments, [*arguments, ""][1:], strict=True):
         flag, equals, value = argument.partition("=")
         if flag.replace("-", "_") == f"__{name}":
             value = value if equals else next_argument
