@@ -36,21 +36,11 @@ from nbgpu.serialization import tensors
 from nbgpu.serialization.tensors import TensorForm
 
 _RUNS_CODE = frozenset(
-    {
-        "posix",
-        "os",
-        "subprocess",
-        "_posixsubprocess",
-        "multiprocessing",
-        "shutil",
-        "pty",
-        "runpy",
-        "importlib",
-    }
-    | {"ctypes", "_ctypes", "code", "pickle", "_pickle", "socket", "_socket", "sys", "pdb", "timeit"}
+    "code ctypes importlib multiprocessing os pdb pickle posix posixsubprocess pty runpy shutil socket subprocess"
+    " sys timeit".split()
 )
 """The modules of the standard library with functions and classes that run programs or other code, or change
-files."""
+files; with each goes the module in C behind it, such as `_pickle`."""
 _LIBRARIES = ("torch", "monai", "numpy", "pandas", "scipy", "einops", "nibabel", "nbgpu")
 """The packages that nbgpu itself needs, whose import runs nothing of the folder."""
 _SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {
@@ -294,7 +284,7 @@ class Rebuilder:
         if not self._trust:
             defined_in = (getattr(imported, "__module__", None) or module).partition(".")[0]
             is_builtin = isinstance(imported, BuiltinFunctionType) and defined_in == "builtins"
-            if is_builtin or defined_in in _RUNS_CODE:
+            if is_builtin or defined_in.removeprefix("_") in _RUNS_CODE:
                 raise NeedsTrust(f"{module}.{name}")
         return imported
 
