@@ -36,8 +36,24 @@ from nbgpu.serialization import tensors
 from nbgpu.serialization.tensors import TensorForm
 
 _RUNS_CODE = frozenset(
-    "code ctypes importlib multiprocessing os pdb pickle posix posixsubprocess pty runpy shutil socket subprocess"
-    " sys timeit".split()
+    [
+        "code",
+        "ctypes",
+        "importlib",
+        "multiprocessing",
+        "os",
+        "pdb",
+        "pickle",
+        "posix",
+        "posixsubprocess",
+        "pty",
+        "runpy",
+        "shutil",
+        "socket",
+        "subprocess",
+        "sys",
+        "timeit",
+    ]
 )
 """The modules of the standard library with functions and classes that run programs or other code, or change
 files; with each goes the module in C behind it, such as `_pickle`."""
