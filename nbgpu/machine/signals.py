@@ -7,10 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+c_signal = import_module("_signal")
+"""The C functions behind the module `signal`, whose own turn each number and handler into an Enum. That takes
+twenty times as long, and every cell asks for the handler some ten times."""
 
 
 class uninterrupted:
@@ -41,7 +46,7 @@ class uninterrupted:
         """Restore the previous handler, and pass it an interrupt that came during the block."""
         note, self._note = self._note, None
         if note is not None:
-            signal.signal(signal.SIGINT, note.before)
+            c_signal.signal(signal.SIGINT, note.before)
             # An error of the block ends the caller's work as an interrupt would, and is more informative.
             if note.interrupted and error is None:
                 signal.raise_signal(signal.SIGINT)
@@ -67,9 +72,9 @@ def noted() -> Iterator[Note]:
         try:
             yield note
         finally:
-            signal.signal(signal.SIGINT, note.before)
+            c_signal.signal(signal.SIGINT, note.before)
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = c_signal.getsignal(signal.SIGINT)
     yield before if isinstance(before, Note) and _is_main_thread() else Note(before)
 
 
@@ -78,12 +83,12 @@ def _record_interrupts() -> Note | None:
     where interrupts cannot come or cannot be delayed."""
     if not _is_main_thread():
         return None
-    before = signal.getsignal(signal.SIGINT)
+    before = c_signal.getsignal(signal.SIGINT)
     # None means that the handler was set in C. Python cannot restore such a handler.
     if isinstance(before, Note) or before in (signal.SIG_IGN, None):
         return None
     note = Note(before)
-    signal.signal(signal.SIGINT, note)
+    c_signal.signal(signal.SIGINT, note)
     return note
 
 
@@ -100,15 +105,15 @@ def take_interrupt() -> None:
     """
     if not _is_main_thread():
         return
-    note = signal.getsignal(signal.SIGINT)
+    note = c_signal.getsignal(signal.SIGINT)
     if not isinstance(note, Note) or not note.interrupted:
         return
     note.interrupted = False
-    signal.signal(signal.SIGINT, note.before)
+    c_signal.signal(signal.SIGINT, note.before)
     try:
         signal.raise_signal(signal.SIGINT)
     finally:
-        signal.signal(signal.SIGINT, note)
+        c_signal.signal(signal.SIGINT, note)
 
 
 class Note:

@@ -15,7 +15,6 @@ import asyncio
 import os
 import signal
 import sys
-from importlib import import_module
 from types import FrameType
 
 from nbgpu.engine.frames import (
@@ -29,11 +28,8 @@ from nbgpu.engine.frames import (
 )
 from nbgpu.engine.group import collective_timeout, sockets
 from nbgpu.engine.ipykernel import awaiting
+from nbgpu.machine.signals import c_signal
 from nbgpu.protocol.records import Unheeded
-
-# The functions of `signal` turn each handler and number into an Enum, which takes ten times as long as the C
-# functions.
-_signal = import_module("_signal")
 
 
 def install() -> None:
@@ -50,14 +46,14 @@ def restore_handler() -> None:
     """
     global _unheeded
     _unheeded = ""
-    _signal.signal(signal.SIGINT, _interrupt)
-    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    c_signal.signal(signal.SIGINT, _interrupt)
+    c_signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
 def is_handler_replaced() -> bool:
     """Return whether the person's code has replaced the handler of SIGINT in this request, or blocked
     SIGINT."""
-    return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
+    return c_signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in c_signal.pthread_sigmask(
         signal.SIG_BLOCK, ()
     )
 
@@ -73,7 +69,7 @@ def unheeded() -> Unheeded:
     """Return the reason why interrupts do not end the main thread's work; empty if no reason is known. Call
     on any thread."""
     # Another thread has its own signal mask, so that only the handler is looked at.
-    if _signal.getsignal(signal.SIGINT) is not _interrupt:
+    if c_signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
     return "caught" if awaiting.was_interrupted() else _unheeded
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from importlib import import_module
 from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
@@ -32,6 +31,7 @@ import torch.distributed as dist
 from nbgpu.engine.frames import RUNS_A_CALL, RUNS_A_CELL, called_collective, is_function, is_library, is_ours
 from nbgpu.engine.group import activity, ddp_objects, simulated_link, sockets, torch_private
 from nbgpu.engine.ipykernel import awaiting, interrupts
+from nbgpu.machine.signals import c_signal
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import MainThreadState
 
@@ -44,10 +44,6 @@ _HOLDS_BACK = "nbgpu/engine/group/simulated_queue.py"
 _MAX_SOURCE_CHARS = 80
 
 STACK_SIGNAL = signal.SIGUSR2
-
-# The functions of `signal` turn each number and handler into an Enum, which takes ten times as long as the C
-# functions.
-_signal = import_module("_signal")
 
 _stack_file: TextIO | None = None
 
@@ -73,7 +69,7 @@ def start_answering(folder: Path) -> None:
 def is_signal_replaced() -> bool:
     """Return whether other code has set a handler for STACK_SIGNAL through Python. A handler that was set in
     C cannot be detected."""
-    return _signal.getsignal(STACK_SIGNAL) is not _ignore
+    return c_signal.getsignal(STACK_SIGNAL) is not _ignore
 
 
 def restore_signal() -> None:
@@ -81,11 +77,11 @@ def restore_signal() -> None:
 
     Call on the main thread.
     """
-    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
+    c_signal.pthread_sigmask(signal.SIG_UNBLOCK, (STACK_SIGNAL,))
     if is_signal_replaced():
         # faulthandler does not notice that another handler replaced its own, until its own is unregistered.
         # It then restores the handler set here, so that the signal ends the process at no moment.
-        _signal.signal(STACK_SIGNAL, _ignore)
+        c_signal.signal(STACK_SIGNAL, _ignore)
         faulthandler.unregister(STACK_SIGNAL)
     assert _stack_file is not None, "the rank does not answer yet"
     faulthandler.register(STACK_SIGNAL, _stack_file, all_threads=False)

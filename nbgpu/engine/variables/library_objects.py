@@ -49,11 +49,10 @@ def _warn_of_single_process_trainers(variables: Mapping[str, Any]) -> None:
     Without a number of devices Lightning takes one process on the CPU, and its metrics are then those of one
     rank.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
     for name, value, module, call in _objects(variables):
         # The module of the value's own class is __main__ where a cell has made a subclass.
-        if "lightning" in module and value not in _noted and value.world_size == 1:
+        is_single = "lightning" in module and value not in _noted and value.world_size == 1
+        if is_single and dist.is_initialized() and dist.get_world_size() > 1:
             _noted.add(value)
             print(  # noqa: T201 - the cell's output
                 f"{name} is configured for a single process, and each rank trains alone: pass devices=world_size and "
@@ -66,8 +65,10 @@ def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, str]
     """Yield (name, value, module of its class in `_CLASSES`, call that makes it again) for each variable that
     is an object of one of these classes."""
     for module, kind, call in _CLASSES:
+        if module not in sys.modules:
+            continue
         # Looked up without loading it: transformers loads a class when it is asked for.
-        its_class = vars(sys.modules[module]).get(kind) if module in sys.modules else None
+        its_class = vars(sys.modules[module]).get(kind)
         if not isinstance(its_class, type):
             continue
         for name, value in list(variables.items()):

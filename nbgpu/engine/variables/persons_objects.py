@@ -11,18 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
 
 from torch import Tensor, nn
 
-_T = TypeVar("_T")
+from nbgpu.machine.signals import c_signal
 
-# The functions of `signal` turn each number and handler into an Enum, which takes ten times as long as the C
-# functions.
-_signal = import_module("_signal")
+_T = TypeVar("_T")
 
 _PATIENCE_S = 10.0
 _REPEAT_S = 0.5
@@ -69,8 +66,8 @@ def run_limited(owner: Any, code: Callable[[], _T], patience_s: float = _PATIENC
         daemon=True,
     )
     # Set each time, because a cell may have replaced the handler or blocked the signal.
-    _signal.signal(_SIGNAL, _raise_if_overdue)
-    _signal.pthread_sigmask(signal.SIG_UNBLOCK, (_SIGNAL,))
+    c_signal.signal(_SIGNAL, _raise_if_overdue)
+    c_signal.pthread_sigmask(signal.SIG_UNBLOCK, (_SIGNAL,))
     watch.start()
     _deadline_s = time.monotonic() + patience_s
     try:
