@@ -84,7 +84,7 @@ class LostHosts:
         policy, launcher = self._state.config.on_host_lost, self._state.pool.launcher
         self._state.pool.start_again()
         if policy == "wait":
-            return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
+            return self._wait(waiting or Waiting(lambda: True, Notice().show))
         ranks = self.ranks_on(lost)
         if policy == "stop":
             raise HostsGivenUpError(
@@ -103,16 +103,16 @@ class LostHosts:
         return [message]
 
     def ranks_on(self, hosts: Sequence[OtherHost]) -> list[int]:
-        """Return the ranks that these hosts have."""
+        """Return the ranks that these hosts have, or will have by `places`."""
         names = {host.name for host in hosts}
         # A copy: another thread may replace ranks meanwhile.
         processes = dict(self._state.ranks.assignment.processes)
-        return [rank for rank, process in processes.items() if process.host in names]
+        return [rank for rank, process in processes.items() if self.places.get(rank, process.host) in names]
 
     def _kept(self, lost: Sequence[OtherHost], advice: str = "") -> str:
         """Return a sentence about the ranks that have kept their variables, followed by the advice if there
         are such ranks."""
-        gone = self.ranks_on(lost)
+        gone = {*self.ranks_on(lost), *self._state.ranks.gone()}
         kept = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         if not kept:
             return "No rank kept its variables."
@@ -128,21 +128,22 @@ class LostHosts:
             message += f" They have other numbers now: {', '.join(moved)}."
         return f"{message} When a host comes back, the cluster takes it before the next cell"
 
-    def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
-        """Wait until each lost host is back or replaced by another; return a line for each.
+    def _wait(self, waiting: Waiting) -> list[str]:
+        """Wait until each lost host is back or replaced by another; return a line for each. Note in `places`
+        which hosts have come for others.
 
         Raises:
             HostsGivenUpError: a host cannot come back, did not come back in time, or is no longer waited for.
         """
         patience_s, launcher = self._state.config.host_patience_s, self._state.pool.launcher
         give_up_mono_s = time.monotonic() + patience_s
-        ranks_of = {host: self.ranks_on([host]) for host in lost}
         lines = []
         try:
             while still_lost := self._state.pool.lost():
-                # A spare host, which had no ranks, may take the place of a lost one.
+                # One that came for another may be lost itself before it has ranks, or be a spare host for
+                # one that had none.
                 for before, now in self._changes.take_returned_hosts():
-                    self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
+                    self.places |= dict.fromkeys(self.ranks_on([before]), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
                 obstacles = "; ".join(self._state.pool.obstacles())

@@ -76,17 +76,23 @@ class Recovery:
         self._repair_after_cells()
 
     def _replace_dead_ranks(self) -> None:
-        """Replace ranks whose processes ended between two cells, and readmit hosts that are back; raise
-        ClusterError with a message about the new, empty ranks if there are any."""
+        """Replace ranks whose processes ended between two cells; if none has, start ranks on hosts that are
+        back.
+
+        Raises:
+            ClusterError: there are new, empty ranks, which the message names, or a lost host is given up.
+        """
         gone = self._state.ranks.gone_together()
         if gone:
             ended: list[str] = []
             try:
                 message = self.replace_all_gone(ended=ended)
             except HostsGivenUpError as error:
-                # The error is about this lost host. Other ranks may have ended before, and are named too.
-                earlier = [] if ended == list(gone.values()) else [sentence("; ".join(ended))]
-                raise ClusterError(" ".join([*earlier, str(error)])) from None
+                # The error is about the lost hosts. Ranks that have ended on other hosts are named, too.
+                lost = self.hosts.ranks_on(self._state.pool.lost())
+                on_lost = {how for rank, how in self._state.ranks.gone().items() if rank in lost}
+                others = "; ".join(how for how in ended if how not in on_lost)
+                raise ClusterError(f"{sentence(others)} {error}" if others else str(error)) from None
             self._state.ranks.add_spares(self._state.config.spare)
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(ended))} {message}\nNothing was run: run it again"
