@@ -274,6 +274,35 @@ def test_a_rank_that_dies_is_replaced_and_the_search_goes_on(
     assert losses[-1] < losses[10]
 
 
+_KILLS_WHILE_IT_MEASURES = """
+import os, signal, time
+from nbgpu.recipes.microstructure.recipe import Microstructure
+
+_measure, _pids = Microstructure.measure, [{pid}]
+
+def _measured(self, tensor):
+    if _pids:
+        os.kill(_pids.pop(), signal.SIGKILL)
+        time.sleep(600)
+    return _measure(self, tensor)
+
+if rank == 0:
+    Microstructure.measure = _measured
+"""
+
+
+@pytest.mark.long
+def test_a_validation_during_which_a_rank_dies_is_made_after_the_heal(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    cluster2.execute(_KILLS_WHILE_IT_MEASURES.format(pid=cluster2.pids[1]))
+    run = _ended(cluster2.train("microstructure", steps=30, val_every=10, log_every=1, **_settings(tmp_path)))
+    cluster2.execute("if rank == 0: Microstructure.measure = _measure", ranks=[0])
+    records, _ = run.reader.since()
+    assert any(isinstance(r, Event) and r.kind == "heal" for r in records)
+    assert [r.step for r in records if isinstance(r, Sample) and "val_s2_error" in r.values] == [10, 20, 30]
+
+
 @pytest.mark.requires_shared_data
 def test_three_phases_of_a_real_picture_become_a_volume(
     cluster2: nbgpu.Cluster, tmp_path: Path, shared_data: Path

@@ -274,8 +274,8 @@ class Minimiser(Loop):
         return loss, gradient
 
     def _after_step(self, tensor: Tensor, loss: float) -> None:
-        """Take over the result of a step, record it, complete the step's consensus message, and validate if
-        it is time."""
+        """Take over the result of a step, record it, complete the step's consensus message, and prepare the
+        next step; the search is left by `_EndOfRun` if there is none."""
         # An interrupt in the middle would leave a tensor with the number of another step.
         with uninterrupted():
             self._tensor = tensor
@@ -284,13 +284,14 @@ class Minimiser(Loop):
             self._loss = loss
         self._record(loss)
         self._finish_consensus()
-        if self._due(self.config.val_every) and self._validated_step != self.step:
-            self._validate()
         self._between_steps()
 
     def _between_steps(self) -> None:
-        """Save a checkpoint if one is due, carry out the person's commands, and begin the next consensus
-        message."""
+        """Validate and save a checkpoint if it is time, carry out the person's commands, and begin the next
+        consensus message."""
+        # A healed run may come here with the last step taken and its validation not made.
+        if self._due(self.config.val_every) and self._validated_step != self.step:
+            self._validate()
         is_best = self._progress.is_best(self.step)
         if self._saves.newest_step < self.step and (self._due(self.config.checkpoint_every) or is_best):
             self._saves.begin(self.step, self._state_to_save(), self._score())
