@@ -183,8 +183,9 @@ def _sending(drawn: Overlap, lanes: int, x: Callable[[float], float]) -> Iterato
     for index, (bucket, (begin_s, end_s)) in enumerate(zip(drawn.buckets, drawn.sent_s, strict=True)):
         top = _TOP + (index % lanes + 1) * _LANE
         if index < lanes:
-            is_shared = len(drawn.buckets) > lanes
-            label = f"{index + 1}, {index + 1 + lanes} …" if is_shared else f"bucket {index + 1}"
+            on_lane = range(index + 1, len(drawn.buckets) + 1, lanes)
+            numbers = ", ".join(map(str, on_lane[:2])) + (" …" if len(on_lane) > 2 else "")
+            label = numbers if len(on_lane) > 1 else f"bucket {numbers}"
             yield f'<text x="{_LEFT - 8}" y="{top + 12}" text-anchor="end">{label}</text>'
         if begin_s > bucket.ready_s:
             middle = top + _LANE / 2 - 2

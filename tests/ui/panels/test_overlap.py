@@ -18,15 +18,15 @@ from nbgpu.ui.overlap import OverlapView, svg
 MB = 2**20
 
 
-def times(strategy: str = "ddp") -> StepTimes:
-    """A step of 100 ms: 30 forward, 60 backward with four buckets of 10 MiB, 10 optimizer."""
+def times(strategy: str = "ddp", num_buckets: int = 4) -> StepTimes:
+    """A step of 100 ms: 30 forward, 60 backward with buckets of 10 MiB, 10 optimizer."""
     step = {
         "forward_s": 0.03,
         "backward_s": 0.06,
         "last_backward_s": 0.06,
         "optimizer_s": 0.01,
         "step_s": 0.1,
-        "buckets": [(0.015 * (index + 1), 10 * MB) for index in range(4)],
+        "buckets": [(0.06 * (index + 1) / num_buckets, 10 * MB) for index in range(num_buckets)],
         "blocks": [],
         "rest_bytes": 0,
         "micro_batches": 1,
@@ -53,6 +53,20 @@ def test_over_a_slow_link_the_buckets_queue() -> None:
     assert drawn.step_s == pytest.approx(0.045 + 4 * one_s + 0.01, rel=0.01)
     begins = [begin for begin, _ in drawn.sent_s]
     assert begins == pytest.approx([0.045 + index * one_s for index in range(4)], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "first", "second"),
+    [(4, "bucket 1", "bucket 2"), (17, "1, 17", "bucket 2"), (34, "1, 17 …", "2, 18 …")],
+)
+def test_a_lane_is_labelled_with_the_buckets_that_are_on_it(
+    num_buckets: int, first: str, second: str
+) -> None:
+    labels = re.findall(
+        r'text-anchor="end">([^<]*)</text>',
+        svg(overlap(times(num_buckets=num_buckets), parse_link("10GbE"), 2)),
+    )
+    assert labels[1:3] == [first, second]
 
 
 def test_a_step_of_fsdp_has_no_buckets() -> None:
