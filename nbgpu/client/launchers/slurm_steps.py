@@ -265,7 +265,7 @@ class StepLauncher(SlurmHosts):
         self._require_hosts()
         # Slurm may refuse one of several steps, and the shell goes on for the others.
         if _REFUSED in self._log():
-            raise ClusterError(f"Slurm starts no step in job {self._job_number}. {self.why_late()}")
+            raise ClusterError(f"Slurm has refused a step in job {self._job_number}. {self.why_late()}")
         if self._have_ended:
             raise ClusterError(f"the step in job {self._job_number} has ended. {self.why_late()}")
 

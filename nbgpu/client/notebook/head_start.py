@@ -63,16 +63,18 @@ class _Begun:
         return cell
 
     def give_up(self) -> None:
-        """Stop the ranks if the cell was not claimed. Called when the notebook's cell is over."""
-        if self._error is not None:
-            _log.warning("a cell that was not run could not have been sent: %s", self._error)
+        """Interrupt the cell on the ranks, unless it was claimed. Called when the notebook's cell is over, or
+        when it turns out to send another text than this one."""
+        error, self._error = self._error, None
+        if error is not None:
+            _log.warning("a cell could not be sent early, and was then not run: %s", error)
         cell, self._cell = self._cell, None
         if cell is not None:
             try:
                 cell.give_up()
             except NbgpuError as error:
-                # The kernel must still reply to the notebook, and the next cell raises the error again.
-                _log.warning("a cell that was not run was to be taken back from the ranks: %s", error)
+                # Not raised: the kernel must still reply to the notebook, and the next cell raises it again.
+                _log.warning("a cell that was sent early, and then not run, could not be stopped: %s", error)
 
 
 _begun: ContextVar[_Begun | None] = ContextVar("nbgpu_begun", default=None)

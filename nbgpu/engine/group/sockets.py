@@ -164,10 +164,18 @@ def cut() -> None:
     The function first waits, for at most a second, until the connections are idle, because gloo does not
     notice that a transfer was cut in the middle and waits for the whole timeout.
     """
-    if not _call_on_open(lambda _: None, _group_connections):
-        _group_connections.clear()
-        return
-    # Wait until no bytes have moved for a while.
+    connections = dict(_group_connections)
+    if _call_on_open(lambda _: None, connections):  # one is open
+        _wait_until_quiet()
+        connections = dict(_group_connections)
+        _call_on_open(lambda connection: connection.shutdown(socket.SHUT_RDWR), connections)
+    # Not `clear`: the main thread may be adding the connections of a group that it has just made.
+    for fd in connections:
+        _group_connections.pop(fd, None)
+
+
+def _wait_until_quiet() -> None:
+    """Wait until the groups' connections have moved no bytes for a while, for `_QUIET_PATIENCE_S` at most."""
     started_s = quiet_since_s = checked_s = time.monotonic()
     quiet_s = _QUIET_S
     last_bytes = moved_bytes()
@@ -180,11 +188,6 @@ def cut() -> None:
         now_bytes = moved_bytes()
         if now_bytes != last_bytes or _bytes_on_their_way():
             last_bytes, quiet_since_s = now_bytes, now_s
-    connections = dict(_group_connections)
-    _call_on_open(lambda connection: connection.shutdown(socket.SHUT_RDWR), _group_connections)
-    # Not `clear`: the main thread may be adding the connections of a group that it has just made.
-    for fd in connections:
-        _group_connections.pop(fd, None)
 
 
 def _open_connections() -> Connections:
