@@ -54,7 +54,8 @@ def ignored() -> Iterator[None]:
 
 
 def read() -> SiteFile:
-    """Return the content of this host's file, which is cached until the file changes.
+    """Return the content of this host's file, which is cached until the file changes. It is empty if there is
+    no file, or the file is switched off.
 
     Raises:
         ConfigError: the file cannot be read, or has bad rows; with a line for each.
@@ -73,7 +74,7 @@ def read() -> SiteFile:
     key = (path, status.st_mtime_ns, status.st_size, status.st_ino)
     if _cached is None or _cached[0] != key:
         assert check is not None, "nbgpu.config.site sets it"
-        with ignored():
+        with ignored():  # the check makes settings, which would read this file again
             _cached = key, check(path, _tables(path))
     return _cached[1]
 

@@ -187,18 +187,20 @@ class StudyPlan:
         return points
 
     def _point(self, number: int, value: Any) -> StudyPoint:
-        """Build and check one point: the shared settings, the varied value, and the steps of the study.
+        """Build and check one point: the shared settings, the varied value, and the steps of the study. In
+        strong scaling, every point has the global batch that the settings give one rank.
 
         Raises:
             ConfigError: the point cannot be measured, or cannot be compared with the others.
         """
         is_ranks = self.vary == RANKS
-        ranks = self._devices(value if is_ranks else None)
+        devices = self._devices(value if is_ranks else None)
         num_steps = self.config.warm_up_steps + self.config.measured_steps
         unused = settings_of(self.recipe).UNUSED
-        defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
-        used_defaults = {name: value for name, value in defaults.items() if name not in unused}
-        shared = {**used_defaults, **self.train, "steps": num_steps}
+        # Nothing but training is measured, unless the settings ask for it.
+        quiet = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
+        used_quiet = {name: value for name, value in quiet.items() if name not in unused}
+        shared = {**used_quiet, **self.train, "steps": num_steps}
         config = config_of_point(self.recipe, shared, {} if is_ranks else {self.vary: value})
         if cycle := _cycle(config):
             if self.config.measured_steps % cycle:
@@ -224,11 +226,11 @@ class StudyPlan:
         if is_ranks and self.config.mode == "strong" and config.global_batch_size is None:
             config = config.changed(global_batch_size=config.batch_size * config.accumulate)
         if is_ranks and self.config.mode == "strong":
-            _require_even_shares(config, len(ranks))
+            _require_even_shares(config, len(devices))
         requirements.require_extras(config)
         # The settings have parsed the value, which is text on the command line.
         value = value if is_ranks else getattr(config, self.vary)
-        return StudyPoint(number, value, len(ranks), adapt_to_devices(config, ranks))
+        return StudyPoint(number, value, len(devices), adapt_to_devices(config, devices))
 
     def write(self, folder: Path, environment: Mapping[str, Any]) -> None:
         """Write study.toml.

@@ -359,7 +359,8 @@ class Reader:
             while True:
                 file.seek(source.offset_bytes)
                 batch = file.read(_READ_BYTES)
-                # The rank may be in the middle of a write: its last line counts once it is whole.
+                # A line that is longer than a batch is read to its end, else the loop would stop before it. A
+                # last line that the rank is still writing is left by `_take`.
                 if b"\n" not in batch and len(batch) == _READ_BYTES:
                     batch += file.readline()
                 begin_bytes = source.offset_bytes

@@ -74,13 +74,13 @@ class SlurmHosts(Launcher):
                 continue
         return interfaces.address_of("auto")
 
-    def _is_checked(self) -> bool:
+    def _was_checked_recently(self) -> bool:
         """Whether the last look at the job is recent enough."""
         return time.monotonic() - self._checked_mono_s < _CHECK_PERIOD_S
 
     def is_over(self) -> bool:
         """Whether the job has ended, or is about to."""
-        if not self._is_checked():
+        if not self._was_checked_recently():
             try:
                 self._look(self._quick_slurm)
             except ClusterError:

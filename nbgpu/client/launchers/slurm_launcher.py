@@ -106,7 +106,7 @@ class SlurmLauncher(SlurmHosts):
 
     def check(self) -> None:
         """Show why the job waits. Raise ClusterError if the job or a host program has ended."""
-        if self._is_checked():
+        if self._was_checked_recently():
             return
         state = self._look(self._slurm)
         if state.phase == "waiting" and state.reason not in ("", "None"):

@@ -228,11 +228,11 @@ class StepLauncher(SlurmHosts):
                 start_new_session=True,
             )
         give_up_mono_s = time.monotonic() + _BEGIN_PATIENCE_S
-        while not self._find_steps() and not self._have_ended and time.monotonic() < give_up_mono_s:
+        while not self._find_steps() and not self._all_have_ended and time.monotonic() < give_up_mono_s:
             take_interrupt()
             time.sleep(_BEGIN_POLL_PERIOD_S)
         self.tell(self._notebooks_job.state())
-        if not self._have_ended:
+        if not self._all_have_ended:
             self.tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
 
     def _script(self) -> str:
@@ -254,19 +254,20 @@ class StepLauncher(SlurmHosts):
         return len(self.job.split()) == num_steps
 
     @property
-    def _have_ended(self) -> bool:
+    def _all_have_ended(self) -> bool:
         return self._shell is not None and self._shell.poll() is not None
 
     def check(self) -> None:
-        """Raise ClusterError if a step or a host program has ended."""
-        if self._is_checked():
+        """Raise ClusterError if a host program has ended, Slurm has refused a step, or all steps have ended.
+        Soon after the last check this does nothing."""
+        if self._was_checked_recently():
             return
         self._checked_mono_s = time.monotonic()
         self._require_hosts()
         # Slurm may refuse one of several steps, and the shell goes on for the others.
         if _REFUSED in self._log():
             raise ClusterError(f"Slurm has refused a step in job {self._job_number}. {self.why_late()}")
-        if self._have_ended:
+        if self._all_have_ended:
             raise ClusterError(f"the step in job {self._job_number} has ended. {self.why_late()}")
 
     def joined(self) -> None:
@@ -318,13 +319,13 @@ class StepLauncher(SlurmHosts):
             return
         with suppress(subprocess.TimeoutExpired):
             self._shell.wait(_END_PATIENCE_S)
-        if not self._have_ended:
+        if not self._all_have_ended:
             self._find_steps()
             if self.job:
                 self._slurm.cancel(self.job)
             with suppress(subprocess.TimeoutExpired):
                 self._shell.wait(_END_PATIENCE_S)
-        if not self._have_ended:
+        if not self._all_have_ended:
             self._shell.kill()
             self._shell.wait()
         self._shell = None

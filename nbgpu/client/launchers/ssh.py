@@ -117,7 +117,8 @@ class SshHosts:
             raise ClusterError(
                 "there is no ssh on this host, and launcher='ssh' needs it: install openssh-client"
             )
-        # A short path, because that of a socket has at most 108 bytes.
+        # The folder for the sockets of the connections. A command makes it, because ssh may run elsewhere
+        # (`through`). Its path is short, because that of a socket has at most 108 bytes.
         self._sockets = f"/tmp/nbgpu-ssh-{secrets.token_hex(6)}"
         done = self._run(["mkdir", "-m", "700", self._sockets])
         if done.returncode:

@@ -69,7 +69,7 @@ class Sweep:
         ]
         try:
             for trial in self.trials:
-                trial.read_finished()
+                trial.read_earlier_runs()
         except BaseException:
             # Otherwise the next attempt would find the folder locked.
             os.close(self._lock_fd)
@@ -135,8 +135,8 @@ class Sweep:
         return text
 
     def table(self) -> pd.DataFrame:
-        """A frame with one row for each trial, the best first: settings, state, step, loss, best value, error
-        and folder."""
+        """A frame with one row for each trial, the best first: settings, state, step, loss, best value and
+        its step, seconds, error and folder."""
         # pandas is imported here, because that takes a third of a second, which would slow every import of
         # this module.
         import pandas as pd

@@ -86,7 +86,7 @@ class Trial:
         sort_by: str,
         goal: Literal["min", "max"],
     ) -> None:
-        """Make a trial that waits. `read_finished` adds what its earlier runs have recorded."""
+        """Make a trial that waits. `read_earlier_runs` adds what its earlier runs have recorded."""
         self.number = number
         self.settings = settings
         self.folder = sweep_folder / f"trial-{number:03d}"
@@ -191,15 +191,15 @@ class Trial:
 
     # The sweep calls the methods below.
 
-    def read_finished(self) -> None:
-        """Read the records and the state of the trial from its folder, for a sweep that was cut off or is
-        over."""
+    def read_earlier_runs(self) -> None:
+        """Read what the trial's earlier runs have recorded, and whether the trial is finished. A trial whose
+        last run failed or was stopped waits again: the sweep trains it once more."""
         folders = self.run_folders
         for folder in folders:
             self._begin_records(folder, runs.world_size(folder, otherwise=1))
             self._add_records(_open_reader(folder).records())
         outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
-        # A run that was killed after its last checkpoint has nothing left to do.
+        # A run that was killed after its last checkpoint has nothing left to do either.
         if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
             self._state = "finished"
 

@@ -316,7 +316,12 @@ class Rebuilder:
 
     def _definition(self, node: Mapping[str, Any]) -> Any:
         """Return a function or class of the notebook: with trust from its source, otherwise the one that the
-        rank has under this name."""
+        rank has defined itself, under the variable's name or, if that is a second name, the source's.
+
+        Raises:
+            NeedsTrust: there is no trust, and the rank has no such function or class.
+            NotRebuilt: the definition has raised an error.
+        """
         definition = self._stored.definitions[node["definition"]]
         if not self._trust:
             present = self._variables.get(definition.name, self._variables.get(definition.defines))

@@ -218,8 +218,8 @@ def rebuilt_dtensor(node: Mapping[str, Any], local: Tensor, mesh: Any, grad: Any
     Args:
         node: the description.
         local: this rank's part.
-        mesh: the mesh.
-        grad: its gradient; None for none.
+        mesh: the DTensor's mesh.
+        grad: the DTensor's gradient; None for none.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 

@@ -59,6 +59,7 @@ class _Collective:
     """When the rank began to wait for the result; None if it did not call `wait`."""
     wait_ended: Moment | None = None
     has_failed: bool = False
+    """Whether the wait has raised an exception, or has not ended yet."""
 
 
 class _Notes:
@@ -156,12 +157,13 @@ class _Notes:
 
     @contextmanager
     def waiting(self, record: _Collective | None) -> Iterator[None]:
-        """Record that the rank waits for a collective inside the context."""
+        """Record when the rank begins and ends to wait for a collective, which is inside the context, and
+        whether the wait fails. Waits on other threads than the main one are not recorded."""
         if record is None or not _is_main():
             yield
             return
         record.wait_begun = Moment(self._device)
-        record.has_failed = True
+        record.has_failed = True  # until the wait has ended without an exception
         try:
             yield
             record.has_failed = False

@@ -134,7 +134,7 @@ class Trainer(Loop):
         Calls that may fail on one rank alone are made in `together`, so that all ranks raise; the other calls
         are collectives themselves.
         """
-        # Agree on the state to begin with.
+        # Agree on the state to begin with. `began` is the (step, epoch) from which the loaders count.
         began = self._data.began if self._step_batches is not None else (0, 0)
         gathered = self._gather(
             self._begun, lost=self._lost_step, data_began=began, bucket_order=self._rank_model.bucket_order
@@ -159,8 +159,9 @@ class Trainer(Loop):
         together(lambda: self._rank_model.prepare(*parts))
         if is_new:
             self._note(*self._built.grouped.in_words())
-        # Every rank takes the chosen state.
+        # A new rank knows of no checkpoint, and all ranks have to decide alike when the next one is due.
         self._saves.newest_step = 0
+        # Every rank takes the chosen state.
         if source is not None:
             self._copy_state(self.state(), source)
         else:
@@ -215,16 +216,21 @@ class Trainer(Loop):
         self.total_steps = self._data.total_steps(self.config)
 
     def _write_info(self) -> None:
-        """Write `run_info.json` on rank 0: settings, devices, number of steps, data and number of
-        parameters."""
+        """Write `run_info.json` on rank 0, or write it again: settings, devices, number of steps, data, and
+        the number of parameters, which is 0 until the model is built."""
         if self.rank == 0:
             loaders = self._data.loaders
-            steps = (self.total_steps, loaders.steps_per_epoch)
-            about_data = (loaders.summary, self._data.began)
-            parameters = self._rank_model.num_parameters
             with self._report_unwritten_files():
                 run_info.write(
-                    self.folder, self.config, self.member, self._devices, *steps, *about_data, parameters
+                    self.folder,
+                    self.config,
+                    self.member,
+                    self._devices,
+                    self.total_steps,
+                    loaders.steps_per_epoch,
+                    loaders.summary,
+                    self._data.began,
+                    self._rank_model.num_parameters,
                 )
 
     def _learning_rate(self) -> LearningRate:

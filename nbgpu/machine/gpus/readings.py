@@ -97,7 +97,9 @@ class DeviceMonitor:
         self._known: dict[int, Device] = {}
         """The GPUs by number, as they were last read, for GPUs that can no longer be read."""
         self._neighbours: dict[int, str] = {}
+        """The description of each whole GPU's nearest other GPUs, by the driver's number."""
         self._neighbours_of: tuple[str, ...] = ()
+        """The UUIDs of the devices for which `_neighbours` was made."""
         self._processor = cpu(0)
         self._cpu_times_s: tuple[float, float] | None = None
 
@@ -156,6 +158,7 @@ class DeviceMonitor:
         # The GPUs are listed each time, because an administrator may split one while the monitor runs.
         listed = listed_by_driver()
         uuids = tuple(gpu.device.uuid for gpu in listed.gpus)
+        # The driver is asked about every pair of GPUs, so only when the devices have changed.
         if uuids != self._neighbours_of:
             self._neighbours = neighbours(
                 {gpu.device.index: gpu.whole for gpu in listed.gpus if gpu.part is None}

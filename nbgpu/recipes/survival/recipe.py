@@ -183,8 +183,8 @@ class Survival:
         )
 
     def example(self, batch_size: int) -> Batch:
-        """Return `image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` in time,
-        `event`, `number`."""
+        """Return `image` (N, 1, D, H, W) from 0 to 1, `features` (N, F), and (N,) each: `order` of the
+        patients' times, `event` (1: it has occurred), and `number` of the patient."""
         return {
             "image": torch.rand(batch_size, 1, *self.config.volume_shape),
             "features": torch.randn(batch_size, len(self.config.features)),
@@ -441,6 +441,9 @@ class Survival:
         Returns:
             (`risks` of each new patient by name, sentences about the comparison and about the C-index of the
             new patients with known outcomes).
+
+        Raises:
+            DataError: fewer than two training patients could be read, or none with an event.
         """
         if reason := self._explain_no_training_patients():
             note = (

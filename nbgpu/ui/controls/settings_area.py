@@ -294,6 +294,7 @@ class SettingsArea:
         """
         is_local = self.is_local
         if (batch := self.fields.get("batch_size")) is not None:
+            # Where the cluster's hosts decide how many ranks there are, `chosen` are stand-ins.
             knows_ranks = is_local or self._existing_cluster() is not None
             knows_ranks |= cluster is not None and cluster.gpus_per_node is not None
             batch.note = global_batch(config, len(chosen)) if config is not None and knows_ranks else ""
@@ -303,7 +304,8 @@ class SettingsArea:
         is_about_problem = self._memory.is_about({n for n, field in self.fields.items() if field.problem})
         if is_local and config is not None:
             self._memory.say(config, len(chosen), _limit_bytes(cluster, chosen))
-        # The memory of other hosts is not known.
+        # The memory of other hosts is not known. On this one, a setting that the note does not depend on may
+        # be wrong while a person types: the note stays.
         elif not is_local or is_about_problem:
             self._memory.clear()
 

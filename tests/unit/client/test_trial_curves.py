@@ -64,7 +64,7 @@ def test_steps_that_a_run_has_done_again_replace_those_before(trial: Trial, info
     """Rank 1 is lost in step 3: rank 0 has recorded it, and both go back to step 1."""
     again = [(rank, step, 3.0 + step + rank) for step in (2, 3, 4) for rank in (0, 1)]
     _record(trial, info, (0, 1, 1.0), (1, 1, 3.0), (0, 2, 1.0), (1, 2, 3.0), (0, 3, 9.0), *again)
-    trial.read_finished()
+    trial.read_earlier_runs()
     assert _points(trial) == [(1, 2.0), (2, 5.5), (3, 6.5), (4, 7.5)]
 
 
