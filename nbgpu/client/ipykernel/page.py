@@ -151,8 +151,11 @@ class RunningCell:
         return lambda: stream.on_recv(dispatch, copy=False)
 
     def say_busy(self) -> None:
-        """Publish that the kernel is busy. Call this after an answer to a page during the cell, because the
-        answer is followed by 'idle'."""
+        """Publish 'busy' with the cell's own request as parent, for a page that was loaded during the cell.
+
+        Such a page has missed the cell's 'busy', and JupyterLab ignores states whose parent is a request for
+        information (the setting `untracked_message_types` of its server).
+        """
         if self._kernel is not None:
             self._kernel.session.send(
                 self._kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=self._request
