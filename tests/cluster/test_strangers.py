@@ -123,10 +123,10 @@ def test_nothing_is_unpickled_that_came_over_a_process_group() -> None:
 
 CONNECT_AS = """
 import os, socket, sys
-uid, port = int(sys.argv[1]), int(sys.argv[2])
+uid, address, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 os.setuid(uid)
-connection = socket.socket()
-connection.connect(("127.0.0.1", port))
+connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+connection.connect((address, port))
 connection.sendall((0).to_bytes(8, "little"))
 sys.stdin.read()
 """
@@ -134,11 +134,12 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("uid", [0, 65534])
-def test_a_process_of_another_user_does_not_become_a_rank(uid: int) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_a_process_of_another_user_does_not_become_a_rank(uid: int, address: str) -> None:
     """gloo would take it for one: it needs to be faster than the rank, and to guess a small number."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
-        command = [sys.executable, "-c", CONNECT_AS, str(uid), str(port)]
+        command = [sys.executable, "-c", CONNECT_AS, str(uid), address, str(port)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as stranger, ExitStack() as stack:
             assert stranger.stdin is not None
             stack.callback(stranger.stdin.close)
@@ -162,8 +163,10 @@ def form_a_group_with(state: str) -> None:
     # Without this a process that has changed its user may not look at its own descriptors.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        connection = socket.socket()
         with sockets.noted_as_groups():
-            connection = socket.create_connection(listener.getsockname())
+            # `create_connection` would import a codec, which this user may not be allowed to read.
+            connection.connect(listener.getsockname())
         if state == "closed":
             listener.accept()[0].close()
         with closing(connection):

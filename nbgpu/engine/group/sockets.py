@@ -18,6 +18,7 @@ import os
 import socket
 import stat
 import struct
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,9 @@ _TCP_INFO_BYTES = 256
 _LISTENING = "0A"
 _NO_INODE = "0"
 """A state and an inode as /proc/net/tcp writes them."""
+_ANY_IPV4, _ANY_IPV6 = "0" * 8, "0" * 32
+_MAPPED_IPV4 = "0" * 16 + ("FFFF0000" if sys.byteorder == "little" else "0000FFFF")
+"""The beginning of an IPv4 address that belongs to an IPv6 socket ('::ffff:1.2.3.4'), in /proc/net/tcp6."""
 _BYTES_ACKED_OFFSET = 120
 """The offset in struct tcp_info (linux/tcp.h) of tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
 
@@ -132,7 +136,7 @@ def _uid_by_ends() -> dict[tuple[str, str], int]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path(table).read_text().splitlines()[1:]:
-                _, here, there, state, _, _, _, uid, _, inode, *_ = line.split()
+                _, here, there, state, _, _, _, uid, _, inode, *_ = line.replace(_MAPPED_IPV4, "").split()
                 if state == _LISTENING:
                     listeners[here] = int(uid)
                 elif inode == _NO_INODE:
@@ -140,8 +144,8 @@ def _uid_by_ends() -> dict[tuple[str, str], int]:
                 else:
                     uids[here, there] = int(uid)
     for here, there in not_accepted:
-        address, _, port = here.partition(":")
-        for listening_at in (here, f"{'0' * len(address)}:{port}"):
+        port = here.partition(":")[2]
+        for listening_at in (here, f"{_ANY_IPV4}:{port}", f"{_ANY_IPV6}:{port}"):
             if listening_at in listeners:
                 uids[here, there] = listeners[listening_at]
                 break
@@ -151,7 +155,7 @@ def _uid_by_ends() -> dict[tuple[str, str], int]:
 def _as_in_proc(address: tuple[str, int]) -> str:
     """Return an address in the notation of /proc/net/tcp: ('127.0.0.1', 80) as '0100007F:0050', with each
     four bytes of the IP address in the host's byte order."""
-    host, port, *_ = address
+    host, port = _plain(address), address[1]
     raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     integers = struct.unpack(f"={len(raw) // 4}I", raw)
     return "".join(f"{integer:08X}" for integer in integers) + f":{port:04X}"
