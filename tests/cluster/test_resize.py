@@ -264,8 +264,31 @@ def test_an_interrupt_undoes_it(cluster: nbgpu.Cluster, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         cluster.resize(ranks)
     assert cluster.pids == before
+    assert cluster.parts.state.news[-1].endswith(
+        "The cluster has 2 ranks, as before. They kept all variables."
+    )
     require_works(cluster, 2)
     assert cluster.pull("kept", ranks="all") == {0: 0, 1: 1}
+
+
+def test_a_rank_that_dies_while_a_change_is_interrupted_is_named_before_the_next_cell(
+    cluster: nbgpu.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form_again = Ranks._form_again
+
+    def kill_and_interrupt(ranks: Ranks) -> list[str]:
+        monkeypatch.setattr(Ranks, "_form_again", form_again)
+        dies = psutil.Process(cluster.pids[1])
+        dies.kill()
+        psutil.wait_procs([dies], BOUND_S)
+        signal.raise_signal(signal.SIGINT)
+        return form_again(ranks)
+
+    monkeypatch.setattr(Ranks, "_form_again", kill_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.resize(3)
+    assert "rank 1 was replaced and is empty; rank 0 kept all variables" in cluster.parts.state.news[-1]
+    require_works(cluster, 2)
 
 
 def test_faults_are_handled_as_before(cluster: nbgpu.Cluster) -> None:

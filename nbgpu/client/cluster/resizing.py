@@ -77,15 +77,11 @@ class Resizing:
         try:
             lines = self._changes.change_size(config, chosen, transport, wanted.hosts[num_before:])
         except KeyboardInterrupt:
-            self._restore()
+            state.news.append(f"%nbgpu resize {num_ranks} was interrupted. {self._restore(num_before)}")
             raise
         except NbgpuError as error:
-            message = self._restore()
-            num_now = state.world_size
-            as_before = ", as before" if num_now == num_before else ""
             raise ClusterError(
-                f"{sentence(str(error))} The cluster has {count_of_ranks(num_now)}{as_before}. {message} To try again: "
-                f"%nbgpu resize {num_ranks}"
+                f"{sentence(str(error))} {self._restore(num_before)} To try again: %nbgpu resize {num_ranks}"
             ) from error
         self._changes.note_wanted_ranks(num_ranks)
         state.ranks.end_leaving()
@@ -212,22 +208,29 @@ class Resizing:
             f"{reasons} Wait until that is done, or stop it with the notebook's stop button; %nbgpu status shows the line"
         )
 
-    def _restore(self) -> str:
+    def _restore(self, num_before: int) -> str:
         """After a change that failed, replace ranks whose processes have ended, and form the group of the
         former ranks again. If that fails, the next cell tries again.
 
+        Args:
+            num_before: the number of ranks before the change.
+
         Returns:
-            A message that follows 'The cluster has N ranks.'
+            A message about the ranks that there are now.
         """
         state = self._state
+        message = "They kept all variables."
         try:
             if state.ranks.gone():
-                return self._recovery.replace_all_gone()
-            if not state.ranks.group_is_whole:
+                message = self._recovery.replace_all_gone()
+            elif not state.ranks.group_is_whole:
                 state.news += state.ranks.regroup()
         except NbgpuError as error:
-            return f"Their process group could not be formed again, and the next cell tries: {error}"
-        return "They kept all variables."
+            message = (
+                f"They could not be brought together again, and the next cell tries. {sentence(str(error))}"
+            )
+        as_before = ", as before" if state.world_size == num_before else ""
+        return f"The cluster has {count_of_ranks(state.world_size)}{as_before}. {message}"
 
 
 def _describe_change(num_before: int, num_now: int) -> str:
