@@ -130,7 +130,9 @@ class Lagging:
     seconds: float
     """The time by which a step would be shorter if this rank were as fast as the others."""
     data_s: float
-    """The time by which this rank waits longer for its data than the others."""
+    """The time that this rank waits for its data."""
+    extra_data_s: float
+    """The time by which that is longer than for the others; below 0 if it is shorter."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,8 @@ class TimeBreakdown:
         percent = f"{self.causes_s[cause] / self.step_s:.0%}"
         match cause:
             case "data":
-                return f"{self._name_waiting_rank()} {time} for them, {percent} of its time"
+                who, seconds = self._wait_for_data()
+                return f"{who} {in_ms(seconds)} for them, {seconds / self.step_s:.0%} of its time"
             case "communication":
                 return f"{share}, is an exchange of gradients that the backward pass does not hide{self._exchange_limit()}"
             case "statistics":
@@ -256,13 +259,14 @@ class TimeBreakdown:
             f"{lagging.share:.0%} of the steps"
         )
 
-    def _name_waiting_rank(self) -> str:
-        """Return the subject of a sentence about waiting for data: the slowest rank if it is slow because of
-        its data, else the step."""
+    def _wait_for_data(self) -> tuple[str, float]:
+        """Return the beginning of a sentence about waiting for data, up to its verb, and the time of the
+        wait. They are about the slowest rank if its data explain at least half of the wait, by coming later
+        than those of the others; else about the step."""
         lagging = self.lagging
-        if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
-            return "a step waits"
-        return f"rank {lagging.rank}, for which the others wait, itself waits in each step"
+        if lagging is None or lagging.extra_data_s < self.causes_s["data"] / 2:
+            return "a step waits", self.causes_s["data"]
+        return f"rank {lagging.rank}, for which the others wait, itself waits in each step", lagging.data_s
 
     def _exchange_limit(self) -> str:
         """Return a sentence on whether the link's latency or its rate takes most of the exchange; empty if
@@ -309,7 +313,7 @@ def break_down(observed: Observed) -> TimeBreakdown:
         "data": max(data_s.values()),
         "communication": spent_s["communication"],
         "statistics": spent_s["BatchNorm's statistics"],
-        "imbalance": 0.0 if lagging is None else max(0.0, lagging.seconds - max(0.0, lagging.data_s)),
+        "imbalance": 0.0 if lagging is None else max(0.0, lagging.seconds - max(0.0, lagging.extra_data_s)),
         "validation": spent_s["validation"],
         "checkpoints": spent_s["checkpoints"],
         "cores": observed.coreless_share * sum(spent_s.values()),
@@ -337,7 +341,7 @@ def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging
     if share < MOSTLY or not seconds:
         return None
     others_s = [wait_s for other, wait_s in data_s.items() if other != rank]
-    return Lagging(rank, share, median(seconds) * share, data_s[rank] - mean(others_s))
+    return Lagging(rank, share, median(seconds) * share, data_s[rank], data_s[rank] - mean(others_s))
 
 
 def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[float]]:

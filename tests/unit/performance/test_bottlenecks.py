@@ -236,6 +236,26 @@ def test_a_rank_whose_data_come_late_is_bound_by_its_data() -> None:
     assert "rank 1, for which the others wait, itself waits in each step 70 ms" in told.sentences[0]
 
 
+def test_a_rank_that_waits_for_its_data_is_named_with_its_own_time() -> None:
+    data_ms, parts = (
+        (90, 100, 0, 0),
+        {"forward_s": 0.03, "backward_s": 0.06, "transfer_s": 0.0, "optimizer_s": 0.005},
+    )
+    found = []
+    for number in range(1, 21):
+        for rank in range(4):
+            own = {
+                **parts,
+                "data_s": data_ms[rank] / 1e3,
+                "waiting_s": 0.0 if rank == 0 else 0.09,
+                "other_s": 0.001,
+            }
+            found.append(StepParts(number, rank, sum(own.values()), float(number), own, 0.02, 0))
+    told = explained(found)
+    assert told.bound == "data"
+    assert "rank 0, for which the others wait, itself waits in each step 90 ms" in told.sentences[0]
+
+
 def linked(num_buckets: int, num_bytes: float, link: str) -> ExchangeModel:
     ready_s = [0.06 * (index + 1) / num_buckets for index in range(num_buckets)]
     buckets = [Bucket(ready, num_bytes / num_buckets) for ready in ready_s]
