@@ -20,7 +20,7 @@ from typing import Any
 import nbformat
 from jinja2 import DictLoader
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbconvert import HTMLExporter
 from rich.console import Console
 from rich.markup import escape
@@ -186,7 +186,10 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
             client.execute(stderr=kernel_stderr)
         except CellExecutionError as error:
             return Text.from_ansi(str(error))
-        except (CellTimeoutError, DeadKernelError) as error:
+        except (
+            CellTimeoutError,
+            RuntimeError,
+        ) as error:  # DeadKernelError, or the one of a start that failed
             if client.is_interrupted:
                 raise KeyboardInterrupt from None
             kernel_stderr.seek(0)

@@ -46,6 +46,17 @@ def _execute(notebook: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_kernel_that_does_not_start_is_told_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ipykernel_launcher.py").write_text("raise SystemExit('the disk is full')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    done = _execute(_notebook(tmp_path), tmp_path / "out")
+    assert done.returncode == 1
+    assert "the disk is full\nRuntimeError: Kernel died before replying" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with an executed notebook, and what was printed meanwhile."""
