@@ -123,6 +123,7 @@ def explain_run(
     device: torch.device,
     static: Static | None,
     need: Need | None = None,
+    had_fitted: bool = False,
 ) -> OutOfMemoryError:
     """Return an error that explains why a training run ran out of memory, with a batch size that would have
     fitted.
@@ -136,6 +137,7 @@ def explain_run(
         device: the rank's device.
         static: the memory held from step to step; None if the run had not reached its first step.
         need: the memory of a step, from shapes; None to estimate it from the steps that were done.
+        had_fitted: whether a step was completed with this batch size, so that its memory was measured.
     """
     own_device = device
     device, asked = refused(error, own_device)
@@ -167,11 +169,11 @@ def explain_run(
             + f"activations and the rest {in_words(rest_bytes)}; "
             f"before the run {in_words(static.before_bytes)}"
         )
-        fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted=step > 0)
+        fits = batch_size_that_fits(config.batch_size, asked, usage, static, had_fitted)
         if need is not None:
             spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
             fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
-        lines.append(advice(config, fits, step > 0 or need is not None, device.type == "cuda"))
+        lines.append(advice(config, fits, had_fitted or need is not None, device.type == "cuda"))
     else:
         what = "a smaller model or less data" if device == own_device else "fewer or smaller caches of data"
         lines.append(f"Give it {what}, or free what the cells hold: del NAME")

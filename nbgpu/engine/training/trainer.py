@@ -102,6 +102,8 @@ class Trainer(Loop):
         self._rank_model.forget()
         self._begun = False
         self.step = self._validated_step = 0
+        self._fitting_batch_size = 0
+        """The batch size of the newest step that this rank has completed; 0 before the first."""
         self._progress.load_state(None)
         if self._step_batches is not None:
             # The batches may have begun in the middle of the run, with another batch size.
@@ -113,10 +115,13 @@ class Trainer(Loop):
         fitted."""
         batch = self._step_batches.in_hand() if self._step_batches is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
-        # Once steps were done, what a step needs is measured and not estimated.
-        need = None if self.step else fake_steps.need_of(self.config, self.member.world_size)
+        # Once a step was done, what it needs is measured and not estimated.
+        had_fitted = self._fitting_batch_size == self.config.batch_size
+        need = None if had_fitted else fake_steps.need_of(self.config, self.member.world_size)
         static = self._rank_model.static_memory()
-        return budget.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
+        return budget.explain_run(
+            error, self.rank, self.step, shapes, self.config, self.device, static, need, had_fitted
+        )
 
     def close(self) -> None:
         self._profiler.close(self.step)
@@ -422,6 +427,7 @@ class Trainer(Loop):
         with uninterrupted():
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
+            self._fitting_batch_size = self.config.batch_size
             self._data.done()
         # An optimizer makes its state in its first step. Only now can it turn out that no checkpoint can hold
         # that state.
