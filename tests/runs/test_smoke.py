@@ -91,3 +91,5 @@ def test_what_it_finds_fails_it(cluster2: nbgpu.Cluster, patched: Any, tmp_path:
     assert "the smoke test failed:" in told
     assert "validation gives NaN or Inf: loss nan, psnr_db nan" in told
     assert "weights differ between the ranks, in encoder." in told
+    with pytest.raises(nbgpu.RankError, match=r"no step moved any of the \d+ parameters, with lr=1e-30"):
+        cluster2.train("autoencoder", **LONG, lr=1e-30, runs_dir=str(tmp_path)).wait(400)

@@ -116,10 +116,10 @@ class SmokeTest:
         return well, f"validation gives {values}" if well else f"validation gives NaN or Inf: {values}"
 
     def _check_movement(self, model: nn.Module) -> tuple[bool, str]:
-        """Check whether the steps moved each parameter. A collective.
+        """Check that the steps moved the parameters. A collective.
 
-        Parameters that no loss depends on are named in a note and are no failure, because some networks have
-        them.
+        If only some did not move, they are named in a note: some networks have parameters that no loss
+        depends on. The guard has ended the run by now if a gradient has NaN or Inf.
         """
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # A parameter has moved if its shard has on any rank: a rank may have no part of a small parameter.
@@ -131,6 +131,8 @@ class SmokeTest:
         if not still:
             return True, f"each of the {len(trained)} parameters got a gradient without NaN or Inf, and moved"
         more = f" and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else ""
+        if not moved:
+            return False, f"no step moved any of the {len(trained)} parameters, with lr={self._config.lr:g}"
         return (
             True,
             f"NOTE: no step moved {', '.join(still[:_MAX_NAMES])}{more} ({len(still)} of {len(trained)} parameters)",
