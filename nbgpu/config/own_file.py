@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from nbgpu.errors import ConfigError
 from nbgpu.package import PACKAGE
@@ -120,15 +120,15 @@ def read(path: Path) -> RecipeFile:
     settings, problems, why_losses_differ = [], [], ""
     for node in recipe.body:
         try:
-            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+            if _assigns(node, _WHY_LOSSES_DIFFER):
+                why_losses_differ = _sentence(node.value)
+            elif isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
                 setting = _setting(node, comments, path)
                 settings.append(setting)
                 if setting.name in methods:
                     raise ValueError(
                         f"{setting.name!r} is a setting here and a method below: leave one of them out"
                     )
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _WHY_LOSSES_DIFFER:
-                why_losses_differ = _sentence(node.value)
         except ValueError as error:
             problems.append(f"{path}:{node.lineno}: {error}")
     if problems:
@@ -149,6 +149,12 @@ def in_folder(folder: Path) -> list[str]:
     return recipes
 
 
+def _assigns(node: ast.stmt, name: str) -> TypeGuard[ast.Assign | ast.AnnAssign]:
+    """Return whether a statement gives this name a value, with or without an annotation."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    return isinstance(target, ast.Name) and target.id == name
+
+
 def _is_recipe(node: ast.ClassDef) -> bool:
     """Return whether a class extends OwnRecipe, also written as `own.OwnRecipe`."""
     return any(ast.unparse(base).rpartition(".")[2] == BASE_CLASS for base in node.bases)
@@ -164,7 +170,7 @@ def _methods(node: ast.ClassDef) -> Iterator[str]:
             yield from (target.id for target in part.targets if isinstance(target, ast.Name))
 
 
-def _sentence(node: ast.expr) -> str:
+def _sentence(node: ast.expr | None) -> str:
     """Return the value of the attribute `why_losses_differ`; ValueError unless it is a literal text."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value

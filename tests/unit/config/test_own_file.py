@@ -77,6 +77,8 @@ def test_a_recipe_says_why_its_losses_are_not_comparable(tmp_path: Path) -> None
     assert train_config(written(tmp_path)).why_losses_differ == ""
     own = RECIPE.replace("    limit =", '    why_losses_differ = "The loss has no dropout."\n    limit =')
     assert train_config(written(tmp_path, own)).why_losses_differ == "The loss has no dropout."
+    annotated = own.replace("why_losses_differ =", "why_losses_differ: str =")
+    assert train_config(written(tmp_path, annotated)).why_losses_differ == "The loss has no dropout."
     with pytest.raises(ConfigError, match=r"net.py:13: `why_losses_differ` must be a text that stands there"):
         train_config(written(tmp_path, own.replace('"The loss has no dropout."', "str(1)")))
 
