@@ -214,8 +214,8 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return values
 
     def _ask_once(self, kind: Ask, *arguments: bytes) -> list[bytes] | None:
-        """Send one request and return the values of the answer; None if the server answers that keys do not
-        exist yet.
+        """Send one request and return the values of the answer; None if the server answers that the keys, or
+        a value in the queue, do not exist yet.
 
         Raises:
             DistStoreError: the generation was given up, or the server does not answer.
@@ -230,9 +230,9 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         if self._is_given_up:
             # NCCL's threads ask again and again, until their group has ended.
             raise dist.DistStoreError(_GIVEN_UP)
-        socket = self._idle_connection()
+        socket, generation = self._idle_connection(), self._generation
         try:
-            socket.send_multipart([kind.value, self._generation, *arguments])
+            socket.send_multipart([kind.value, generation, *arguments])
             give_up_s = time.monotonic() + LEASE_S + _ANSWER_PATIENCE_S
             # Polled in short intervals, because `give_up` on another thread has no connection of this thread
             # to close.
@@ -248,9 +248,11 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
             socket.close()  # an answer may be on its way
             raise
         if verdict == Said.GIVEN_UP.value:
-            self._is_given_up = True
             socket.close()
-            self._close_idle()
+            # The store may have been made to follow the next generation meanwhile, on another thread.
+            if generation == self._generation:
+                self._is_given_up = True
+                self._close_idle()
             raise dist.DistStoreError(_GIVEN_UP)
         # Only now: a REQ socket takes the next request once it has received the answer to this one.
         self._idle.append((os.getpid(), socket))
