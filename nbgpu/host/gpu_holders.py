@@ -99,8 +99,8 @@ class Holders:
     """Finds the holders of GPUs, and caches the owners of processes."""
 
     def __init__(self) -> None:
-        self._people: dict[tuple[int, float], _ProcessOwner | None] = {}
-        """The owner of each process, by pid and start time; None for a process that is not visible."""
+        self._owners: dict[tuple[int, float], _ProcessOwner | None] = {}
+        """The owner of each process, by pid and start time; None for a process that uses no GPU."""
 
     def of(
         self, reading: DeviceReading, clusters: Sequence[ClusterEntry], reserved_by: int | None = None
@@ -167,7 +167,7 @@ class Holders:
             ours: the pids of these clusters' processes.
         """
         others = [process for process in reading.processes if not _belongs(process.pid, ours)]
-        people = [(process, self._person(process.pid)) for process in others]
+        people = [(process, self._owner(process.pid)) for process in others]
         if ours and len(others) == len(reading.processes):
             # NVML lists no process of these clusters. In a container it lists them with the host's pids, so
             # the processes that are not visible here are theirs.
@@ -178,18 +178,19 @@ class Holders:
     def _reserving(self, pid: int) -> list[tuple[GpuProcess, _ProcessOwner]]:
         """Return the process that has reserved a GPU, with its owner, if it belongs to another user. This
         user's reservations are already known from the registry."""
-        person = self._person(pid)
+        person = self._owner(pid)
         return [] if person is None or person.is_this_user else [(GpuProcess(pid, None), person)]
 
-    def _person(self, pid: int) -> _ProcessOwner | None:
-        """Return the owner of a process; None if the process has ended or is not visible here. Owners are
-        cached by pid and start time, because a pid may be reused."""
+    def _owner(self, pid: int) -> _ProcessOwner | None:
+        """Return the owner of a process that computes on a GPU. None if the process has ended, is not visible
+        here, or uses no GPU: in a container NVML gives the host's pids, which may be other processes' here.
+        Owners are cached by pid and start time, because a pid may be reused."""
         try:
             process = psutil.Process(pid)
             key = (pid, process.create_time())
-            if key not in self._people:
-                self._people[key] = _person(process)
-            return self._people[key]
+            if key not in self._owners:
+                self._owners[key] = _find_owner(process)
+            return self._owners[key]
         except psutil.Error:
             return None  # the process has ended, or belongs to another container
 
@@ -287,7 +288,7 @@ def _belongs(pid: int, ours: set[int]) -> bool:
         return False  # the process has ended, or belongs to another container
 
 
-def _person(process: psutil.Process) -> _ProcessOwner | None:
+def _find_owner(process: psutil.Process) -> _ProcessOwner | None:
     """Return the owner of a process that computes on a GPU; None for another process, which only has the pid
     that a GPU's process has on the host."""
     since_s = process.create_time()

@@ -235,7 +235,8 @@ class NcclTimes(Costs):
         self._table = table
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
-        """Return the times of the table, interpolated between its sizes.
+        """Return the function that computes a collective's time from its bytes, interpolated between the
+        table's sizes; the ends of the interval are as far below and above as the model may be off.
 
         Raises:
             ConfigError: the ranks do not fill the nodes.
@@ -244,6 +245,8 @@ class NcclTimes(Costs):
             raise ConfigError(f"{ranks} ranks do not fill nodes of {self.ranks_per_node}")
         seconds = self._table[operation][ranks]
         factor = _NCCL_MODEL_FACTORS[end]
+        # The table does not tell latency from transfer. All of it is given as latency, which makes no
+        # difference where one collective runs at a time.
         return lambda num_bytes: (factor * interpolated(SIZES_BYTES, seconds, num_bytes), 0.0)
 
     def frame(self) -> Any:

@@ -301,8 +301,9 @@ class Modelled:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
-        """Yield the lines of the printed table, the costs of the links, and the number of ranks up to which
-        the exchange is hidden."""
+        """Yield the lines of the printed table: a title, the rows, the costs of the links, what the columns
+        'from' and 'to' mean, and the number of ranks up to which the exchange is hidden, unless all rows are
+        for one rank."""
         strategy = "FSDP" if self._model.is_sharded else "DDP"
         yield f"modelled, not measured: {self._model.title}; {strategy}, the same batch for each rank"
         heading = ("ranks", "a step, ms", "from", "to", "exchange, ms", "not hidden, ms", "samples/s")
@@ -323,7 +324,10 @@ class Modelled:
         ]
         yield from aligned(rows, right=range(8))
         yield str(self._model.costs)
-        yield "from, to: the ends of what is known of the links, with a tree in place of a ring for the first"
+        yield (
+            "from, to: the step with the fastest and with the slowest links that the measurement allows; 'from' also counts "
+            "a collective as over a tree and not over a ring"
+        )
         if any(step.ranks > 1 for step in self.steps):
             yield str(self.hidden_up_to())
 

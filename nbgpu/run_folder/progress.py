@@ -90,11 +90,14 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
 
 
 def _num_epochs(info: RunInfo) -> int:
-    """Return `ProgressBar.num_epochs`."""
+    """Return the number of the run's last epoch; 0 until the data have been read, or if the epochs have
+    different numbers of steps and the run's length is given in steps (`ProgressBar.num_epochs`)."""
     if not info.steps_per_epoch:
         return 0
     last = info.epoch_at(max(1, info.total_steps)).epoch
-    return last if len(info.epochs_from) <= 1 or last == info.epochs else 0
+    are_alike = len(info.epochs_from) <= 1
+    is_given_in_epochs = last == info.epochs  # which is 0 for a length in steps
+    return last if are_alike or is_given_in_epochs else 0
 
 
 def state_of_slowest(states: Iterable[RunState]) -> RunState:

