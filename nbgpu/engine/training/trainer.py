@@ -75,6 +75,8 @@ class Trainer(Loop):
         self._profiler = Profiler(config.profiled_steps, self.folder, self.rank, self.device, self._event)
         self._unrecorded: StepRecord | None = None
         """The last step, if it is not yet recorded."""
+        self._fitting_batch_size = 0
+        """The batch size of the newest step that this rank has completed; 0 before the first."""
 
     def interrupted(self) -> None:
         """Leave the group that has ended, and go back to the end of the last whole step.
@@ -102,8 +104,6 @@ class Trainer(Loop):
         self._rank_model.forget()
         self._begun = False
         self.step = self._validated_step = 0
-        self._fitting_batch_size = 0
-        """The batch size of the newest step that this rank has completed; 0 before the first."""
         self._progress.load_state(None)
         if self._step_batches is not None:
             # The batches may have begun in the middle of the run, with another batch size.
