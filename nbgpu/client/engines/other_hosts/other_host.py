@@ -409,15 +409,17 @@ class _Questions:
         self._request: Any = None
         """The request for the open questions that the host has not answered yet."""
         self._is_announced = False
-        """Whether a rank has announced a question that no answer of the host can contain yet."""
+        """Whether a rank has announced a question, and no request that was sent after that is answered."""
         self._is_sent_after_announcement = False
         """Whether the answer to the request will contain that question."""
         self._called_mono_s = self._looked_mono_s = time.monotonic()
         """When `look` was called last, and when the host was asked last."""
         self._open: dict[int, Question] = {}
+        """The open questions by number, as the host named them last."""
         self._answered: set[int] = set()
+        """The numbers of the answered questions, which a late answer of the host may still contain."""
         self._may_be_open = False
-        """Whether an announced question may be open that this object has not received."""
+        """Whether a rank has announced a question since the last `refuse`."""
         # Wait, because a rank may ask at once. If the host is lost, the cell reports it.
         with suppress(OSError):
             host.answer(self._send("open"))
@@ -432,6 +434,7 @@ class _Questions:
             soon: whether a rank has announced a question; this then waits a moment for it.
         """
         self._is_announced = self._is_announced or soon
+        self._may_be_open = self._may_be_open or soon
         give_up_s = time.monotonic() + _QUESTION_PATIENCE_S
         self._receive_answer(0)
         while self._ask_if_due() and self._is_announced:
@@ -450,7 +453,6 @@ class _Questions:
         if self._request is None and is_due and self._host.is_there:
             self._looked_mono_s = now_s
             self._request, self._is_sent_after_announcement = self._send("look"), self._is_announced
-            self._may_be_open = self._may_be_open or self._is_announced
         return self._request is not None
 
     def _receive_answer(self, patience_s: float) -> None:
