@@ -286,6 +286,8 @@ def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
         values = np.asarray(_opened(path).dataobj, np.float32)
     except READ_ERRORS as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
+    if not values.size:
+        raise DataError(f"{path}: has no voxels")
     values = values.reshape(*values.shape[:3], -1)
     if config.image_channels and max(config.image_channels) < values.shape[3]:
         values = values[..., list(config.image_channels)]

@@ -16,7 +16,7 @@ from nbgpu.machine.files import files_below
 from nbgpu.planning.csv_rows import read_csv
 
 SUFFIXES = (".nii", ".nii.gz")
-READ_ERRORS = (OSError, EOFError, ValueError, struct.error, zlib.error)
+READ_ERRORS = (OSError, EOFError, ValueError, TypeError, struct.error, zlib.error)
 """The errors of nibabel, numpy and gzip for a damaged file (BadGzipFile is an OSError), without nibabel's own
 classes, whose import takes long."""
 _OTHER_SUFFIXES = (".dcm", ".ima", ".hdr", ".img", ".mgz", ".mgh", ".nrrd", ".mha", ".mhd")

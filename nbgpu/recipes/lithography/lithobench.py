@@ -111,7 +111,7 @@ def _header_problems(files: dict[str, Path], size: int) -> Iterator[str]:
         try:
             with Image.open(path) as image:
                 mode, pixels = image.mode, image.size
-        except (OSError, UnidentifiedImageError) as error:
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             yield f"{path}: cannot be read as a picture: {error}"
             continue
         mask_size = pixels if kind == MASKS else mask_size
