@@ -290,4 +290,5 @@ def losses(plan: StudyPlan, points: Sequence[StudyPoint], measured: Sequence[Mea
             }
             for step, loss in repeat.losses
         ]
-    return pd.DataFrame(rows)
+    columns = list(dict.fromkeys([plan.vary, RANKS, "repeat", "step", "loss", "samples", "seconds"]))
+    return pd.DataFrame(rows, columns=columns)

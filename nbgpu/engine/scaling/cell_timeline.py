@@ -143,7 +143,10 @@ class _Notes:
     def attach(self, record: _Collective | None, work: Any) -> None:
         """Attach a record to the Work object of its collective, to record the end by a callback and the wait
         for it (`pop_record`)."""
-        if record is None or work is None:
+        if work is None:
+            return
+        if record is None:
+            self.pop_record(work)  # that of a Work which is gone, and had this one's address
             return
         with self._lock:
             self._record_by_work_id[id(work)] = record
