@@ -112,6 +112,7 @@ class Timeline:
         step ends on the rank on which that of the next step begins."""
         paths: dict[int, list[Span]] = {}
         for step, ranks in reversed(self.by_step.items()):
+            # A transfer stands for the rank that received, which need not be the one on which a path begins.
             next_path = paths.get(step + 1, [])
             ends_on = next_path[0].rank if next_path and next_path[0].kind != "transfer" else None
             path = rank_steps.critical_path(ranks, ends_on)

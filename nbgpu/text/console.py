@@ -23,12 +23,13 @@ def wrapped(text: str, width: int | None) -> str:
     """
     if width is None:
         return text
-    return "\n".join(part for line in text.split("\n") for part in _parts(line, width))
+    return "\n".join(part for line in text.split("\n") for part in _wrapped(line, width))
 
 
-def _parts(line: str, width: int) -> list[str]:
-    """Wrap a line at the width. Further lines are indented to the text behind the line's label, if it has
-    one, and else like the line itself, or by two blanks."""
+def _wrapped(line: str, width: int) -> list[str]:
+    """Wrap a line at the width. Further lines are indented to the text behind the line's label; by two blanks
+    more than the line itself, if the label takes more than half of the width; and without a label like the
+    line itself, or by two blanks if it is not indented."""
     if len(line) <= width:
         return [line]
     label = _LABEL.match(line)

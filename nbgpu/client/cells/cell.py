@@ -345,7 +345,8 @@ class DistributedCell:
         display(timeline)
 
     def _close(self) -> None:
-        """Close the cell's output, questions and watch, and remove its notice and its Stop button."""
+        """Close the cell's output, questions and watch, remove its Stop button, and leave of its notice what
+        stays (`_final_notice`)."""
         self._output.close()
         self._questions.close()
         self._notice.show(self._final_notice)

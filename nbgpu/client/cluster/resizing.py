@@ -138,8 +138,12 @@ class Resizing:
         return chosen
 
     def _transport(self, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
-        """Return the transport for ranks on these devices: the present one if possible, because it is known
-        to work. A transport that fails would leave the ranks' processes in a state that cannot be repaired.
+        """Return the transport for ranks on these devices: the present one if possible, else the best one
+        that did not fail at the start. None is tried first: a transport that fails would leave the ranks'
+        processes in a state that cannot be repaired.
+
+        Raises:
+            ConfigError: the settings name a transport that is not possible there, or none has worked so far.
         """
         state = self._state
         possible = transports.candidates(config, chosen)
@@ -152,6 +156,7 @@ class Resizing:
             )
         if state.transport in possible:
             return state.transport
+        # There is one: gloo comes last, and cannot have failed before the present transport was chosen.
         return next(transport for transport in possible if transport.name not in failed)
 
     def _require_memory(self, wanted: WantedRanks) -> None:

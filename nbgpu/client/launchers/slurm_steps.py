@@ -268,7 +268,8 @@ class StepLauncher(SlurmHosts):
         if _REFUSED in self._log():
             raise ClusterError(f"Slurm has refused a step in job {self._job_number}. {self.why_late()}")
         if self._all_have_ended:
-            raise ClusterError(f"the step in job {self._job_number} has ended. {self.why_late()}")
+            have = "steps in job {} have" if len(_steps(self._allocation)) > 1 else "step in job {} has"
+            raise ClusterError(f"the {have.format(self._job_number)} ended. {self.why_late()}")
 
     def joined(self) -> None:
         """Ask for the numbers of steps that had not begun at the end of `start`."""

@@ -386,13 +386,17 @@ class RunWatch:
         return True
 
     def _can_readmit_host(self) -> bool:
-        """Return whether a lost host has returned and the run has written a checkpoint since then: it can
-        start again with the host's ranks and lose no step."""
+        """Return whether to interrupt the run now to take a host back: one has returned, and the run has
+        written a checkpoint since then, from which it starts again.
+
+        Never for a run that is to stop, that has files on other hosts, or that has all ranks it may have.
+        """
         if self._is_served or not self._state.pool.has_come(self._state.world_size) or self._num_stops_asked:
             self._checkpoint_before = None
             return False
         newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
         if self._checkpoint_before is None:
+            # The folder stands for no checkpoint yet.
             self._checkpoint_before = newest or self._folder
         return newest is not None and newest != self._checkpoint_before
 

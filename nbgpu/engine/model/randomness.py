@@ -101,10 +101,10 @@ _place: Place | None = None
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
-    """Let `place` return this position within the block."""
+def at(position: Place) -> Iterator[None]:
+    """Let the function `place` return this position within the block."""
     global _place
-    before, _place = _place, place
+    before, _place = _place, position
     try:
         yield
     finally:

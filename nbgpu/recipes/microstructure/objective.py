@@ -165,8 +165,8 @@ class Objective:
         return torch.from_numpy(np.sort(draw.permutation(num_slices)[: self._num_drawn]))
 
     def _local_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
-        """Compute the losses and gradients of this rank's share of a stack of slices (N, P, H, W), a few
-        slices at a time, so that the autograd graph has at most MAX_PIXELS_AT_ONCE pixels."""
+        """Compute the losses and gradients of this rank's share of a stack of slices (N, P, H, W), as many at
+        a time as have at most MAX_PIXELS_AT_ONCE values, but at least one."""
         share = share_of(len(stack), self._rank, self._world_size)
         slices = stack[share.start : share.stop].detach()
         losses, gradient = slices.new_empty(len(slices)), slices.new_empty(slices.shape)

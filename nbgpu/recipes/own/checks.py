@@ -283,10 +283,14 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         shape = " x ".join(map(str, value.shape))
-        return f"a {dtype} tensor" + (f" of {shape}" if shape else " with one number")
+        return f"{_with_article(dtype)} tensor" + (f" of {shape}" if shape else " with one number")
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        return f"{_with_article(type(value).__name__)} of {len(value)}"
+    return "None" if value is None else _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
 def _location(function: Callable[..., Any]) -> str:

@@ -183,8 +183,13 @@ class SettingsArea:
         field.focus()
 
     def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
-        """Enable the controls that may be changed now: during a run the settings that can be changed while it
-        goes on, during other work none, and the devices only while there is no cluster."""
+        """Enable the controls that may be changed now, but for the settings that a run to resume prescribes.
+
+        Args:
+            is_busy: whether a run or other work is going on, during which nothing else can be changed.
+            is_running: whether it is a run, during which some settings can.
+            has_cluster: whether there is a cluster, whose devices cannot be changed.
+        """
         for name, field in self.form.fields.items():
             is_steered = is_running and name in self.steerable
             field.disabled = name in self.form.fixed or (is_busy and not is_steered)
