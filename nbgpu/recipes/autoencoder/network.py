@@ -79,8 +79,9 @@ def renamed(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[
     that match nothing stay.
 
     MAISI's network wraps each convolution once more. `generative` has other names for its attention and for
-    the convolution after an upsampling, which MONAI's `AutoencoderKL.load_old_state_dict` lists. An attention
-    without an output projection gets the identity, as in that function.
+    the convolution after an upsampling, which MONAI's `AutoencoderKL.load_old_state_dict` lists. The
+    projection `proj_attn` of its attention is left out, because `generative` never applies it (MONAI's issue
+    7991). An attention without an output projection gets the identity.
 
     Args:
         weights: the tensors of a file, by name.
@@ -89,6 +90,8 @@ def renamed(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[
     by_canonical = {_canonical(name): name for name in state}
     result: dict[str, Tensor] = {}
     for name, value in weights.items():
+        if ".proj_attn." in name:
+            continue
         new_name = name if name in state else by_canonical.get(_canonical(name), name)
         # Of two tensors with one new name, the second keeps its name, and is then reported as unexpected.
         result[new_name if new_name not in result else name] = value
@@ -105,4 +108,4 @@ def renamed(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[
 def _canonical(name: str) -> str:
     """Return a canonical name of a weight: equal for the three packages, and unique within one network."""
     name = name.replace(".postconv.", ".conv.").replace(".attn.to_", ".to_")
-    return re.sub(r"(\.conv)+\.", ".conv.", name.replace(".attn.out_proj.", ".proj_attn."))
+    return re.sub(r"(\.conv)+\.", ".conv.", name)
