@@ -66,6 +66,16 @@ def test_phantoms_are_shared_out_with_none_in_training_and_held_out() -> None:
     assert not held_out & training
 
 
+def test_as_much_is_validated_whatever_the_number_of_ranks() -> None:
+    recipe = autoencoder(**{**SMALL, "num_phantoms": 40, "val_fraction": 0.5, "patch_size": 64})
+    held_out = recipe._parts().validation
+    assert len(held_out) == 20
+    whole = recipe._held_out_share(held_out, 0, 1)
+    shares = [recipe._held_out_share(held_out, rank, 3) for rank in range(3)]
+    assert len(whole) == 8
+    assert sorted(float(v.mean()) for v in torch.cat(shares)) == sorted(float(v.mean()) for v in whole)
+
+
 def test_the_template_is_cut_in_two_parts_that_share_no_voxel() -> None:
     loaders = autoencoder(data="mni152", patches_per_volume=8).build_loaders(0, 1)
     batch = next(iter(loaders.train))["image"]

@@ -242,27 +242,29 @@ class Autoencoder:
         """Return the rank's held-out patches (N, C, p, q, r), N >= 0. The ranks share out whole volumes; if
         there are fewer volumes than ranks, each rank decodes all of them and takes its share of the
         patches."""
-        by_volume = len(held_out) >= world_size
-        items = held_out[rank::world_size] if by_volume else held_out
-        patches = self._held_out_patches(items, num_volumes=len(held_out))
+        volumes, num_per_volume = self._evaluated(held_out)
+        by_volume = len(volumes) >= world_size
+        items = volumes[rank::world_size] if by_volume else volumes
+        patches = self._held_out_patches(items, num_per_volume)
         return patches if by_volume else patches[rank::world_size]
 
-    def _held_out_patches(self, items: Sequence[Item], num_volumes: int) -> Tensor:
-        """Decode volumes and cut patches (N, C, p, q, r) at fixed places, so that each validation compares
-        the same patches: at most MAX_HELD_OUT_VOXELS voxels, or 8 patches, in all.
+    def _evaluated(self, held_out: Sequence[Item]) -> tuple[Sequence[Item], int]:
+        """Return (the held-out volumes that are evaluated, the number of patches of each): in all at most
+        MAX_HELD_OUT_VOXELS voxels, or 8 patches, whatever the number of ranks."""
+        limit = self.config.num_evaluated(max(8, MAX_HELD_OUT_VOXELS // math.prod(self.config.patch)))
+        volumes = held_out[:limit]
+        return volumes, limit // max(1, len(volumes))
 
-        Args:
-            items: the volumes to decode.
-            num_volumes: the number of held-out volumes on all ranks, which share the limit.
-        """
+    def _held_out_patches(self, items: Sequence[Item], num_per_volume: int) -> Tensor:
+        """Decode volumes and cut patches (N, C, p, q, r) at fixed places, so that each validation compares
+        the same patches."""
         patch = self.config.patch
-        max_patches = self.config.num_evaluated(max(8, MAX_HELD_OUT_VOXELS // math.prod(patch)))
         decode = Decode(self._steps())
         patches = [torch.empty(0, self.config.num_image_channels, *patch)]
-        for item in items[:max_patches]:
+        for item in items:
             decoded = decode(item)
             if "failure" not in decoded:
-                patches.append(grid_patches(decoded["image"], patch, max(1, max_patches // num_volumes)))
+                patches.append(grid_patches(decoded["image"], patch, num_per_volume))
         raise_together(decode.failures)
         return torch.cat(patches)
 
@@ -420,7 +422,7 @@ class Autoencoder:
         """
         parts = self._parts()
         training, held_out = parts.training, parts.reported
-        image = self._held_out_patches(held_out, num_volumes=len(held_out))
+        image = self._held_out_patches(*self._evaluated(held_out))
         if not len(image):
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         batches = torch.split(image, self.config.batch_size)
