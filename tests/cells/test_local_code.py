@@ -112,6 +112,16 @@ def test_classes_lambdas_closures_and_second_names(notebook: Kernel) -> None:
     assert on_ranks(notebook, "other_name(3), recursive(3)") == [[15, 5]] * 2
 
 
+def test_what_a_comprehension_in_a_class_needs_is_there_before_it(notebook: Kernel) -> None:
+    notebook.run("def cube(i):\n    return i**3")
+    notebook.run(
+        "num = 3\nclass Cubes:\n    low = [cube(i) for i in range(3)]\n    high = tuple(num * i for i in range(3))"
+    )
+    assert "Cubes cannot be defined without `cube`" in notebook.run("%push Cubes").error
+    assert notebook.run("%push Cubes num cube").stderr == ""
+    assert on_ranks(notebook, "Cubes.low, Cubes.high") == [[[0, 1, 8], [0, 3, 6]]] * 2
+
+
 def test_data_that_a_definition_needs_and_data_that_needs_a_definition(notebook: Kernel) -> None:
     refused = notebook.run("%push with_default").error
     assert (

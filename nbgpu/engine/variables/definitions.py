@@ -15,6 +15,9 @@ from nbgpu.engine.ipykernel import shell
 from nbgpu.protocol.records import Definition
 from nbgpu.serialization.sources import first_line
 
+_COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+"""The names of the code of comprehensions, which before Python 3.12 is that of a function."""
+
 
 def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
     """Return (definition, name) for each name that is missing on this rank and is looked up while the
@@ -91,19 +94,22 @@ def _code(definition: Definition, filename: str) -> CodeType:
 
 
 def _needed_at_once(code: CodeType) -> set[str]:
-    """Return the names that are looked up while a statement runs: also in the bodies of classes, and not in
-    those of functions."""
+    """Return the names that are looked up while a statement runs: also in the bodies of classes and in
+    comprehensions, and not in the bodies of functions."""
     made = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
     needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - made
     for inner in _inner_codes(code):
+        if inner.co_name in _COMPREHENSIONS:
+            needed |= set(_global_names(inner))
         # The body of a class runs at once, that of a function later: only functions have optimised locals.
-        if not inner.co_flags & inspect.CO_OPTIMIZED:
+        elif not inner.co_flags & inspect.CO_OPTIMIZED:
             needed |= _needed_at_once(inner) - made
     return needed - {"__name__", "__module__", "__qualname__"}
 
 
 def _used_later(code: CodeType) -> Iterator[str]:
-    """Yield the globals that the functions in a statement use when they are called."""
+    """Yield the globals that the functions in a statement, also those in the bodies of classes, use when they
+    are called."""
     for inner in _inner_codes(code):
         if inner.co_flags & inspect.CO_OPTIMIZED:
             yield from _global_names(inner)
