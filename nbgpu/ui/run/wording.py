@@ -154,7 +154,8 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
     those of the ranks' statuses."""
     now = progress(info, state, statuses)
     by_rank = {status.rank: status.values for status in statuses} if history is None else history.newest()
-    losses = [values["loss"] for values in by_rank.values() if "loss" in values]
+    # The history still has ranks that the run has lost with their host.
+    losses = [v["loss"] for rank, v in by_rank.items() if "loss" in v and rank < info.world_size]
     rate = f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}"
     parts = [
         f"{info.title}: {state}",

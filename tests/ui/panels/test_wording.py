@@ -62,6 +62,13 @@ def test_a_summary_without_a_history_has_the_newest_losses_of_the_ranks() -> Non
     assert "loss 1.5, validation loss 3" in summary(INFO, "training", seen)
 
 
+def test_a_summary_leaves_out_ranks_that_the_run_has_lost() -> None:
+    history = History()
+    history.add([Sample(rank, 30, 1e9, 1, {"loss": 1.0 + 2 * rank}) for rank in range(2)])
+    assert summary(INFO, "training", [status(0), status(1)], history).endswith("loss 2")
+    assert summary(replace(INFO, devices=(GPU,)), "training", [status(0)], history).endswith("loss 1")
+
+
 def test_a_run_with_a_name_is_called_by_it() -> None:
     assert summary(INFO, "training", [status()], History()).startswith(
         "autoencoder: training, step 30 of 100"
