@@ -125,13 +125,15 @@ class Prepare(Transform):
         edge = self.patch_size[axis - 1]
         length = image.shape[axis]
         shares = {"validation": self.val_fraction, "test": self.test_fraction}
+        setting_of = {"validation": "val_fraction", "test": "test_fraction"}
+        no_parts = " and ".join(f"{setting_of[name]}=0" for name, share in shares.items() if share)
         held_out = {name: max(edge, round(share * length)) if share else 0 for name, share in shares.items()}
         num_parts = 1 + sum(share > 0 for share in shares.values())
         if length < num_parts * edge:
             raise DataError(
                 f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
                 f"too short for {num_parts} parts of {edge} voxels each. Lower patch_size, give a second volume, or set "
-                f"{' and '.join(f'{part}=0' for part in ('val_fraction', 'test_fraction')[: num_parts - 1])}"
+                f"{no_parts}"
             )
         # Shorten the larger held-out part until at least one patch is left to train on.
         while sum(held_out.values()) > length - edge:
@@ -141,7 +143,7 @@ class Prepare(Transform):
         if part.min() == part.max():
             raise DataError(
                 f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set "
-                "val_fraction=0"
+                f"{no_parts}"
             )
         return part.contiguous()
 

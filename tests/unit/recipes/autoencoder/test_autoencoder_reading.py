@@ -21,7 +21,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder import inference, prediction
 from nbgpu.recipes.autoencoder.inference import encode_volumes
 from nbgpu.recipes.autoencoder.prediction import encoded
-from nbgpu.recipes.autoencoder.reading import VolumeReader
+from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 CPU = torch.device("cpu")
@@ -268,3 +268,13 @@ def test_settings_that_make_no_sense_are_told() -> None:
             train_config("autoencoder", data="x", **{name: value})
     with pytest.raises(ConfigError, match=r"spacing=1\.0 counts only with data other than 'phantoms'"):
         train_config("autoencoder", data="phantoms", spacing=1)
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [(torch.rand(1, 24, 16, 16), "too short for 2 parts"), (torch.zeros(1, 64, 16, 16), "part is empty")],
+)
+def test_a_volume_that_cannot_be_cut_says_which_fraction_to_leave_out(image: torch.Tensor, says: str) -> None:
+    prepare = Prepare(VolumeReader(), (16, 16, 16), 0, val_fraction=0.0, test_fraction=0.2)
+    with pytest.raises(DataError, match=f"{says}.*set test_fraction=0$"):
+        prepare._cut(image, {"name": "a", "part": "test"})
