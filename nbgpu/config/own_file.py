@@ -101,7 +101,7 @@ def read(path: Path) -> RecipeFile:
     try:
         text = read_text(path)
         module = ast.parse(text)
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError) as error:  # ValueError for a NUL or for what is no UTF-8
         raise ConfigError(f"the recipe {path} cannot be read: {error}") from None
     except (RecursionError, MemoryError):
         raise ConfigError(

@@ -91,7 +91,8 @@ class Endings:
         """Return the exit code of an engine; None if it has not ended, or if the code is not known."""
         record = self._folder / f"ended-{pid}"
         give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
-        # The fork server may be busy with an import.
+        # Until the fork server reaps an engine, the kernel has its status; the server may be busy with an
+        # import. Only between that and the writing of the record is there neither.
         while (status := processes.wait_status(pid)) is None and not record.exists():
             if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
                 return None

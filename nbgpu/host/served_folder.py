@@ -232,8 +232,12 @@ class ServedFolder:
         if sent.stamp == stamp:
             return
         inode, size_bytes, _ = stamp
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # it was removed meanwhile
+            return
         # A file that has only grown is continued; any other is sent from its beginning.
-        with path.open("rb") as file:
+        with file:
             offset_bytes = sent.offset_bytes if self._has_grown(name, file.fileno(), sent, stamp) else 0
             missing = size_bytes - offset_bytes
             if batch.left_bytes <= 0:

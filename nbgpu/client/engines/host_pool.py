@@ -35,7 +35,8 @@ _log = logging.getLogger("nbgpu.cluster")
 NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 GONE_WITH_HOST = "is gone with its host, which is not heard any more"
 """What messages say of an engine whose host is lost: nobody can learn its exit status."""
-_EXIT_STATUS_TIMEOUT_S = 0.2
+_ENDING_PATIENCE_S = 0.2
+"""How long a fork server that has stopped answering may take to end."""
 _SHUTDOWN_GRACE_S = 3.0
 _POLL_PERIOD_S = 0.05
 _FIRST_PERIOD_S = 2.0
@@ -273,14 +274,15 @@ class HostPool:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Raise ClusterError if the fork server does not answer a request that is made in the context."""
+        """Raise ClusterError if a host or its fork server does not answer a request that is made in the
+        context, with the reason: the host is lost, the fork server has ended, or it gives no valid answer."""
         try:
             yield
         except HostLostError as error:
             raise ClusterError(f"{error}. {self.launcher.when_lost()}") from None
         except (OSError, ValueError) as error:
-            # If the fork server is just ending, the error of `require_reachable` says so more clearly.
-            time.sleep(_EXIT_STATUS_TIMEOUT_S)
+            # One that is just ending is still found alive. Once it has ended, `require_reachable` says how.
+            time.sleep(_ENDING_PATIENCE_S)
             self.processes.require_reachable()
             raise ClusterError(
                 f"the process that starts engines does not answer ({error!r}). Start the cluster again: %nbgpu "

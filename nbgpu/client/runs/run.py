@@ -87,11 +87,25 @@ class Run:
         planned: Plan | None = None,
         served: Served | None = None,
     ) -> None:
+        """Begin to follow a run whose ranks have been called (`start`, `rejoin`).
+
+        Args:
+            folder: the run's folder.
+            config: the settings.
+            info: the run's devices, batch and length, until rank 0 has written them into the folder.
+            state: the state of the cluster.
+            recovery: repairs the ranks after a failure.
+            conclude: has the ranks work out the result of a run that is over.
+            results: the pending replies to the call that trains, by rank.
+            planned: the plan that was made for this run; None to make it from the settings.
+            served: the folder's copies on hosts that do not share it; None if there are none.
+        """
         self.folder = folder
         self.config = config
         self._planned = planned or Plan.at_first(state.config, config, info.devices, state.chosen_transport)
         self._info = info
         self._info_written_ns = 0
+        """The modification time of the file from which `info` was read last; 0 before the first time."""
         self._state = state
         self._recovery = recovery
         self._conclude = conclude

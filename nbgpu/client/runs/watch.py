@@ -499,7 +499,12 @@ class RunWatch:
                 )
 
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
-        """Have the ranks release the run's model and data, and form the process group again if necessary."""
+        """Have the ranks that came back release the run's model and data, and record how the run ended on the
+        others.
+
+        If errors have left the process group unsure, it is formed again; but not if ranks are stuck, which
+        get no other cell until they are back, nor if ranks are gone, which must be replaced first.
+        """
         stuck = watch.stuck()
         returned = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         has_failed = bool(self.failures or self.lost)

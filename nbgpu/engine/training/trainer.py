@@ -510,7 +510,8 @@ class Trainer(Loop):
             self._note(f"the validation loss no longer improves: the learning rate is {lr:.3g} from here on")
 
     def _save(self) -> None:
-        """Begin a checkpoint on rank 0. No rank waits for it, and training continues if it fails."""
+        """Begin a checkpoint, which rank 0 writes while training continues, also if the writing fails. A
+        collective if the state is sharded; see `begin` for when ranks then wait for the disk."""
         # Judge the last step first: if its loss or gradient was not finite and the run stops for that, the
         # checkpoint is of an earlier step.
         self._flush()

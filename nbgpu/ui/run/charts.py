@@ -141,8 +141,9 @@ def _curves_by_rank(history: History, name: str, max_points: int = MAX_POINTS) -
 
 
 def _others(history: History) -> list[Chart]:
-    """Return a chart of each other number that the recipe records, such as a term of its loss. Their scales
-    differ."""
+    """Return a chart of each number that the recipe records beside the loss, such as a term of it. Their
+    scales differ. There may be many of these charts, so that each curve has as few points as a smoothed
+    one."""
     names = {n for _, n in history.series if not n.startswith("val_") and not is_learning_rate(n)}
     return [
         Chart(readable(name), _curves_by_rank(history, name, MAX_SMOOTHED_POINTS))
