@@ -9,12 +9,13 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
 from nbgpu.errors import RunError
 from nbgpu.protocol.records import Command
-from nbgpu.run_folder import lines
+from nbgpu.run_folder import lines, names
 
 _log = logging.getLogger("nbgpu.telemetry")
 
@@ -110,6 +111,8 @@ class CommandWatch:
     ) -> None:
         """Begin at the start of both files."""
         self._settings_since_s = settings_since_s
+        self._changed_s = _times_of_changes(folder)
+        """When each setting was changed last: earlier requests for it have had their effect."""
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
             paths.append(_fallback_path(cluster_folder, folder))
@@ -139,8 +142,10 @@ class CommandWatch:
         if beginnings:
             requests = requests[beginnings[-1] + 1 :]
         for fields in requests:
-            if _asked_s(fields) >= self._settings_since_s:
-                self._settings |= fields.get("set", {})
+            asked_s = _asked_s(fields)
+            if asked_s >= self._settings_since_s:
+                new = fields.get("set", {})
+                self._settings |= {n: v for n, v in new.items() if asked_s > self._changed_s.get(n, 0.0)}
         commands: list[Command] = [fields["command"] for fields in requests if "command" in fields]
         if "stop" in commands:
             self.why_stop = next(str(f.get("why", "")) for f in requests if f.get("command") == "stop")
@@ -163,6 +168,19 @@ class CommandWatch:
                 path,
             )
         return [fields for fields in requests if fields is not None]
+
+
+def _times_of_changes(folder: Path) -> dict[str, float]:
+    """Return when each setting of a run was changed last, in seconds since the epoch, by name; a file that
+    cannot be read has no changes."""
+    times: dict[str, float] = {}
+    with suppress(OSError, RunError):
+        for fields in lines.load_lines(folder / names.CHANGES):
+            if fields is None or not isinstance(fields.get("set"), dict):
+                continue
+            changed_s = fields.get("time_s")
+            times |= dict.fromkeys(fields["set"], changed_s if isinstance(changed_s, int | float) else 0.0)
+    return times
 
 
 def _asked_s(fields: Mapping[str, Any]) -> float:

@@ -25,6 +25,7 @@ from nbgpu.run_folder.commands import (
     send_command,
     send_settings,
 )
+from nbgpu.run_folder.folder import note_change
 from nbgpu.run_folder.progress import NewestRecords
 from nbgpu.run_folder.rank_files import Record, endpoint_path, record_path
 from nbgpu.run_folder.reader import START, WINDOW, Reader
@@ -539,6 +540,19 @@ def test_a_pause_counts_whenever_it_was_asked_for_and_earlier_settings_do_not(tm
     send_command(tmp_path, "resume")
     assert watch.newest() == "resume"
     assert CommandWatch(tmp_path, settings_since_s=time.time()).newest() == "resume"
+
+
+def test_a_request_before_the_newest_change_of_its_setting_has_had_its_effect(tmp_path: Path) -> None:
+    """The batch size was adapted to fewer ranks after the person had asked for another one."""
+    send_settings(tmp_path, {"batch_size": 8, "lr": 0.1})
+    note_change(tmp_path, 10, {"batch_size": 8})
+    note_change(tmp_path, 20, {"batch_size": 1, "accumulate": 11})
+    watch = CommandWatch(tmp_path)
+    watch.newest()
+    assert watch.take_settings() == {"lr": 0.1}
+    send_settings(tmp_path, {"batch_size": 8})
+    watch.newest()
+    assert watch.take_settings() == {"batch_size": 8}
 
 
 def test_what_ended_the_run_is_passed_over_once_it_begins_again(tmp_path: Path) -> None:
