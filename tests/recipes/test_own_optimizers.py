@@ -130,7 +130,7 @@ BAD_GROUPS = {
     "[{'params': model[0].parameters(), 'lr': 0.1}]": "entry 0 has 'lr'. For another rate give 'lr_factor'",
     "[{'params': model[0].parameters(), 'betas': (0.9, 0.9)}]": "entry 0 has 'betas'. What an optimizer needs besides",
     "[{'params': [nn.Parameter(torch.ones(2))]}]": "'params' of entry 0 has a float32 tensor of 2 that is not a parameter of",
-    "[{'params': 3}]": "'params' of entry 0 has a int that is not a parameter of the model",
+    "[{'params': 3}]": "'params' of entry 0 has an int that is not a parameter of the model",
     "[{'params': model.parameters()}, {'params': model[1].bias}]": "1.bias is in entries 0 and 1. Leave it out of one",
     "[{'params': model[1].bias, 'lr_factor': -1}]": "'lr_factor' of entry 0 is -1. Give a finite number, 0 or above",
     "[{'params': model[1].bias, 'weight_decay': float('nan')}]": "'weight_decay' of entry 0 is nan. Give a finite",
