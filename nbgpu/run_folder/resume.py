@@ -123,7 +123,7 @@ def _candidates(resume: str, runs_dir: str, recipe: str, run_name: str) -> list[
     if resume == AUTO:
         folders = run_folders(Path(runs_dir).absolute(), recipe, run_name)
         saved = (checkpoint for folder in folders for checkpoint in checkpoint_files.checkpoints(folder))
-        return sorted(saved, key=_written_at, reverse=True)
+        return sorted(saved, key=_time_and_step, reverse=True)
     return _named_checkpoints(Path(resume).absolute())
 
 
@@ -189,7 +189,7 @@ def _read_train_table(run_toml: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _written_at(checkpoint: Path) -> tuple[float, int]:
+def _time_and_step(checkpoint: Path) -> tuple[float, int]:
     """Return (the time at which a checkpoint was written in seconds since the epoch, its step) as a sort key.
     A damaged checkpoint has the time of its folder, and one that its run has just removed has 0."""
     step = int(checkpoint.name.removeprefix("step-"))
