@@ -186,10 +186,8 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
             client.execute(stderr=kernel_stderr)
         except CellExecutionError as error:
             return Text.from_ansi(str(error))
-        except (
-            CellTimeoutError,
-            RuntimeError,
-        ) as error:  # DeadKernelError, or the one of a start that failed
+        # A kernel that dies is a DeadKernelError, and one that does not start a RuntimeError, its base.
+        except (CellTimeoutError, RuntimeError) as error:
             if client.is_interrupted:
                 raise KeyboardInterrupt from None
             kernel_stderr.seek(0)

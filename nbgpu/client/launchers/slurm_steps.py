@@ -268,8 +268,7 @@ class StepLauncher(SlurmHosts):
         if _REFUSED in self._log():
             raise ClusterError(f"Slurm has refused a step in job {self._job_number}. {self.why_late()}")
         if self._all_have_ended:
-            have = "steps in job {} have" if len(_steps(self._allocation)) > 1 else "step in job {} has"
-            raise ClusterError(f"the {have.format(self._job_number)} ended. {self.why_late()}")
+            raise ClusterError(f"no step of the cluster in job {self._job_number} runs. {self.why_late()}")
 
     def joined(self) -> None:
         """Ask for the numbers of steps that had not begun at the end of `start`."""

@@ -130,9 +130,9 @@ class SmokeTest:
         still = [name for name, _ in trained if name not in moved]
         if not still:
             return True, f"each of the {len(trained)} parameters got a gradient without NaN or Inf, and moved"
-        more = f" and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else ""
         if not moved:
             return False, f"no step moved any of the {len(trained)} parameters, with lr={self._config.lr:g}"
+        more = f" and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else ""
         return (
             True,
             f"NOTE: no step moved {', '.join(still[:_MAX_NAMES])}{more} ({len(still)} of {len(trained)} parameters)",

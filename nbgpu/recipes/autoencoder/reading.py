@@ -132,8 +132,7 @@ class Prepare(Transform):
         if length < num_parts * edge:
             raise DataError(
                 f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
-                f"too short for {num_parts} parts of {edge} voxels each. Lower patch_size, give a second volume, or set "
-                f"{no_parts}"
+                f"too short for {num_parts} parts of {edge} voxels each. Lower patch_size, give a second volume, or set {no_parts}"
             )
         # Shorten the larger held-out part until at least one patch is left to train on.
         while sum(held_out.values()) > length - edge:
@@ -142,8 +141,7 @@ class Prepare(Transform):
         part = dict(zip(sizes, torch.split(image, list(sizes.values()), dim=axis), strict=True))[item["part"]]
         if part.min() == part.max():
             raise DataError(
-                f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set "
-                f"{no_parts}"
+                f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set {no_parts}"
             )
         return part.contiguous()
 
